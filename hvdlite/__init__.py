@@ -3,8 +3,8 @@
 ``import hvdlite as hvd`` has the collectives for numpy arrays and needs no framework; ``hvdlite.torch`` has them for
 PyTorch, with the training helpers.
 
-The public names are those of `hvdlite.numpy_api`. All of them are imported when the first is used, so hvdrun, which is
-part of this package, starts without numpy and the engine.
+The public names are those of `hvdlite.public.numpy_api`. All of them are imported when the first is used, so hvdrun,
+which is part of this package, starts without numpy and the engine.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from hvdlite.tracebacks import install as _install
 
 if TYPE_CHECKING:
-    from hvdlite.numpy_api import *  # noqa: F403
+    from hvdlite.public.numpy_api import *  # noqa: F403
 
 _install()  # before slow imports, which Ctrl-C may interrupt
 
 
 def _public() -> dict[str, Any]:
-    names: dict[str, Any] = importlib.import_module("hvdlite.publish").public(f"{__name__}.numpy_api")
+    names: dict[str, Any] = importlib.import_module("hvdlite.public.publish").public(f"{__name__}.public.numpy_api")
     for name, value in names.items():
         globals().setdefault(name, value)  # the user may have assigned to it
     return names
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return names[name]
         if name == "elastic":  # not public, and in all front ends
-            return importlib.import_module(f"{__name__}.horovod.elastic")
+            return importlib.import_module(f"{__name__}.public.elastic")
         if name == "__all__":
             return sorted(names)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,33 +13,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hvdlite.compat import stands_for_horovod
+from hvdlite.dynamo import leave_out_all
 from hvdlite.engine.apart import do_apart
 from hvdlite.errors import HorovodInternalError, HvdError, NotInitialized
+from hvdlite.groups.choose import arena_part, lacks_nccl
 from hvdlite.groups.group import Group
 from hvdlite.groups.sets import Registry
-from hvdlite.launched_by.presence import Presence
+from hvdlite.host.descriptors import check_descriptors
 from hvdlite.launched_by.report import report
 from hvdlite.log import configure, logger
 from hvdlite.members.process_set import ProcessSet, given_sets, global_process_set, refuse_part
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
+from hvdlite.memory.arena import Arena
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import EndKind
-from hvdlite.net.descriptors import check_descriptors
 from hvdlite.observe.loading import loading
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
 from hvdlite.observe.timeline.switch import Switch
-from hvdlite.planes.choose import arena_part, lacks_nccl
-from hvdlite.planes.shm.arena import Arena
 from hvdlite.rendezvous.client import Exchanges, MeetingOver
 from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
+from hvdlite.rendezvous.presence import Presence
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import agreed_spin_us
 from hvdlite.tensors.device import CPU
-from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
 _GIVING_UP_S = 5.0  # for an interrupted `init` to end, which takes some tenths of a second on an idle machine

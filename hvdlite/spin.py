@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from hvdlite import native
+from hvdlite.host.cgroups import cores_limit
 from hvdlite.members.membership import Membership
-from hvdlite.observe.cgroups import cores_limit
 from hvdlite.settings import Settings
 
 _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while its receiver is awake

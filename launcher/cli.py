@@ -19,14 +19,11 @@ from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
 from .agents.fields import printable
-from .allocation import allocation_of
 from .blackbox.command import blackbox
 from .check_build import describe_build
+from .decisions.endings import ending_of
+from .decisions.plan import wanted_hosts
 from .doctor.command import doctor
-from .endings import ending_of
-from .hostlists import hosts_of
-from .hosts import Host
-from .job.plan import wanted_hosts
 from .launch import launch, say
 from .monitor.choosing import JobNotNamed
 from .network.attempts import HostsUnreached
@@ -46,6 +43,9 @@ from .screen.texts import describe_settings
 from .timeline.command import timeline
 from .top.command import top
 from .top.stacks import stacks
+from .where.allocation import allocation_of
+from .where.hostlists import hosts_of
+from .where.hosts import Host
 
 _OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
 _LIKE_COMMANDS: Final = (

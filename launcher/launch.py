@@ -17,10 +17,9 @@ from hvdlite.settings import Settings
 from .agents.agents import Agents
 from .agents.fields import printable
 from .agents.ways import Way
-from .hosts import Host, own_names
+from .decisions.plan import Plan, wanted_hosts
 from .job.execute import FailureReport, execute
 from .job.logs import Logs
-from .job.plan import Plan, wanted_hosts
 from .job.preparation import Request, prepare, sketch
 from .options.flags import Outcome
 from .options.hosts import HostOptions
@@ -29,6 +28,7 @@ from .options.spelling import misspelt
 from .screen.screen import Screen
 from .screen.texts import describe_plan
 from .spawners import ways_to
+from .where.hosts import Host, own_names
 
 
 def launch(

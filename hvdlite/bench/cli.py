@@ -38,7 +38,7 @@ from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
-from hvdlite.net.descriptors import write
+from hvdlite.host.descriptors import write
 from hvdlite.session import current
 from hvdlite.settings import Start, table
 from hvdlite.tensors.dtypes import DType

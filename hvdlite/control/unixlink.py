@@ -23,13 +23,13 @@ from hvdlite.control.frames import FrameSocket
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.errors import ENDED, HorovodInternalError
+from hvdlite.host.proc import stat_of
 from hvdlite.members.membership import Membership
 from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.wire import Message, decode, encode
-from hvdlite.net.entrance import peer_of
+from hvdlite.net.listener import peer_of
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import comes
-from hvdlite.net.proc import stat_of
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 

@@ -26,7 +26,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.net import curve
-from hvdlite.net.entrance import Listener
+from hvdlite.net.listener import Listener
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, resolve, split
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings

@@ -15,7 +15,7 @@ from distributed.comm import get_address_host, get_address_host_port
 from hvdlite.dask.task import BEGUN, ENDED, Place, place, run_rank, topic_of
 from hvdlite.errors import LaunchError
 from hvdlite.hosted.outcomes import Outcome, lost, results
-from hvdlite.hosted.seats import Node, Seat, by_node, seats
+from hvdlite.hosted.placement import Node, Seat, by_node, seats
 from hvdlite.log import logger
 from hvdlite.ops.by_value import dump_by_value
 from hvdlite.rendezvous.job import Job

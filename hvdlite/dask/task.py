@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 from distributed import Status, Worker, get_worker
 
+from hvdlite.host.hostid import kernel_host_id
 from hvdlite.hosted.child import Call, call_in_child
 from hvdlite.hosted.joining import serve
 from hvdlite.hosted.outcomes import Outcome
-from hvdlite.hosted.seats import Seat
-from hvdlite.net.hostid import kernel_host_id
+from hvdlite.hosted.placement import Seat
 from hvdlite.rendezvous.job import Job
 from hvdlite.version import __version__
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from hvdlite.blackbox.format import Finding
 from hvdlite.control.link import ControlLink
 from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
@@ -24,7 +25,6 @@ from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
-from hvdlite.observe.blackbox import Finding
 from hvdlite.settings import Settings
 
 Decision: TypeAlias = Run | End

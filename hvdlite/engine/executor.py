@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import cast
 
 from hvdlite.engine.batch import run
+from hvdlite.engine.device_completions import Issued
 from hvdlite.engine.inflight import InFlight
-from hvdlite.engine.issued import Issued
 from hvdlite.engine.main_thread import Drive
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, HvdError

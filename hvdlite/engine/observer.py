@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
+from hvdlite.blackbox.format import Finding
 from hvdlite.engine.inflight import InFlight
 from hvdlite.log import logger
 from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, UNAGREED_S, WAITED_S, Quantities
@@ -22,7 +23,6 @@ from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
-from hvdlite.observe.blackbox import Finding
 from hvdlite.planes.base import Planes
 
 

@@ -17,11 +17,11 @@ import zmq
 from hvdlite.control.link import ControlLink
 from hvdlite.control.part import ControlPart
 from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.groups.choose import BY_DEVICE, parts_by_device
+from hvdlite.host.descriptors import check_descriptors
 from hvdlite.members.membership import Membership
-from hvdlite.net.descriptors import check_descriptors
+from hvdlite.memory.arena import Regions
 from hvdlite.planes.base import Planes
-from hvdlite.planes.choose import BY_DEVICE, parts_by_device
-from hvdlite.planes.shm.arena import Regions
 from hvdlite.planes.shm.part import ArenaPart
 from hvdlite.scope import Cancelled, Scope
 from hvdlite.settings import Settings

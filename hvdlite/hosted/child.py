@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from hvdlite.host.proc import stat_of
+from hvdlite.host.processes import die_with_parent, signal_group
 from hvdlite.hosted.outcomes import Outcome, attempt, lost
-from hvdlite.hosted.seats import Seat
-from hvdlite.launcher.agent.processes import die_with_parent, signal_group
-from hvdlite.net.proc import stat_of
+from hvdlite.hosted.placement import Seat
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import dump, load
 from hvdlite.scope import Scope

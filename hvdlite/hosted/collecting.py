@@ -7,7 +7,7 @@ from typing import Final
 
 from hvdlite.errors import PeerLost, ShutDown
 from hvdlite.hosted.outcomes import Outcome
-from hvdlite.hosted.seats import Seat
+from hvdlite.hosted.placement import Seat
 from hvdlite.scope import Scope
 
 GRACE_S: Final = 10.0  # for the other ranks to say what they saw of a failure, and the engine what it knows of a death

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.hosted.seats import Seat
+from hvdlite.hosted.placement import Seat
 from hvdlite.net.listening import LOOPBACK, listen_at
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer

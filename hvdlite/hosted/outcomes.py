@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hvdlite.errors import FunctionFailed, LaunchError, PeerLost, ShutDown, WorkerFailed
 from hvdlite.hosted.joining import joined
-from hvdlite.hosted.seats import Seat
+from hvdlite.hosted.placement import Seat
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import dump, load
 from hvdlite.tracebacks import shorten

@@ -9,14 +9,14 @@ except ModuleNotFoundError as error:
 
 from contextlib import suppress as _suppress
 
-from hvdlite.public_names import *
-from hvdlite.public_names import __version__ as __version__
+from hvdlite.public.names import *
+from hvdlite.public.names import __version__ as __version__
 from hvdlite.jax.broadcasting import broadcast_parameters as broadcast_parameters
 from hvdlite.jax.compression import Compression as Compression, Compressor as Compressor
-from hvdlite.jax.crossing import last_error as last_error
+from hvdlite.jax.primitive import last_error as last_error
 from hvdlite.jax.forms import *
 from hvdlite.jax.trees import allgather as allgather, allreduce as allreduce, broadcast as broadcast
-from hvdlite.publish import publish as _publish
+from hvdlite.public.publish import publish as _publish
 
 with _suppress(ImportError, AttributeError, ValueError):  # private in JAX; jax.distributed then needs more arguments
     import hvdlite.jax.cluster as _cluster  # noqa: F401

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.jax.crossing import Leaves, cross
+from hvdlite.jax.primitive import Leaves, cross
 from hvdlite.ops import (
     OP_NAMES,
     Average,

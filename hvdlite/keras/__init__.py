@@ -7,8 +7,8 @@ except ModuleNotFoundError as error:
 
 # ruff: noqa: F403, I001 - one statement for each module
 
-from hvdlite.public_names import *
-from hvdlite.public_names import __version__ as __version__
+from hvdlite.public.names import *
+from hvdlite.public.names import __version__ as __version__
 from hvdlite.keras import callbacks as callbacks
 from hvdlite.keras.backend import Compression as Compression, Compressor as Compressor, last_error as last_error
 from hvdlite.keras.optimizer import (
@@ -24,8 +24,8 @@ from hvdlite.keras.values import (
     broadcast_variables as broadcast_variables,
     reducescatter as reducescatter,
 )
-from hvdlite.publish import publish as _publish
-from hvdlite.untraced import leave_out_all as _leave_out_all
+from hvdlite.public.publish import publish as _publish
+from hvdlite.dynamo import leave_out_all as _leave_out_all
 
 _leave_out_all()  # torch is loaded on its back end, and init() may have been before
 

@@ -14,12 +14,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from hvdlite.dynamo import outside_of_graphs
 from hvdlite.keras import backend, keras_2
 from hvdlite.keras.reduction import GradientReduction, overwrites
 from hvdlite.ops import OP_NAMES, Average, ProcessSet, Sum, global_process_set
 from hvdlite.session import size
 from hvdlite.training.buckets import merged
-from hvdlite.untraced import outside_of_graphs
 
 
 class Distributed:

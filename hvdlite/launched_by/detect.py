@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hvdlite.launched_by.ancestor import started_without, value_at
+from hvdlite.host.ancestor import started_without, value_at
 from hvdlite.launched_by.table import ENGINES, Engine
 from hvdlite.launched_by.variables import Environ, number
 

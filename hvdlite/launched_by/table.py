@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from hvdlite.host.ancestor import started_without
 from hvdlite.launched_by import slurm
-from hvdlite.launched_by.ancestor import started_without
 from hvdlite.launched_by.variables import Environ, number
 
 

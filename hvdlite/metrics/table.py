@@ -21,15 +21,15 @@ class Reader(Enum):
 
     GROUP = "hvdlite.engine.observer.Observer.quantities"
     """In each group of a rank. The values of all its groups are added up."""
-    BATCHES = "hvdlite.observe.times.add_up"
+    BATCHES = "hvdlite.blackbox.times.add_up"
     """In the latest batches, which a black box records. It is not worth a sum that all batches pay for."""
     SESSION = "hvdlite.observe.account.Account.quantities"
     """In the session of a rank."""
     PYTHON = "hvdlite.observe.interpreter.Interpreter.quantities"
     """In the Python of a rank."""
-    PROCESS = "hvdlite.observe.counters.ProcessCounters.read"
+    PROCESS = "hvdlite.host.counters.ProcessCounters.read"
     """By the agent, which asks the kernel about the rank's process."""
-    HOST = "hvdlite.observe.counters.HostCounters.read"
+    HOST = "hvdlite.host.counters.HostCounters.read"
     """By the agent, which asks the kernel about its host."""
 
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, Final
 
-from hvdlite.net.entrance import UNIX, Listener, call_within_host, limit
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import UNIX, Listener, call_within_host, limit
 from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import ENDED, Poller, comes, wait_readable
 from hvdlite.net.sockets import parse, prepare

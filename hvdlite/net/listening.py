@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import Listener
+from hvdlite.net.listener import Listener
 
 LOOPBACK = "127.0.0.1"
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Disagrees, Nonces, Refused
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import Listener
 from hvdlite.net.poll import Poller
 
 _HANDSHAKE_TIMEOUT_S: Final = 2.0

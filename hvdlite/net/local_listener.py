@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import Listener, call_within_host
+from hvdlite.net.listener import Listener, call_within_host
 from hvdlite.scope import Scope
 
 _HELLO_LIMIT_BYTES: Final = 4096

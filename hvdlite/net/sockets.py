@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.net import listening
-from hvdlite.net.entrance import UNIX, Listener
+from hvdlite.net.listener import UNIX, Listener
 
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 _MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hvdlite.blackbox.times import describe, spent_by
 from hvdlite.engine.observer import Observer
 from hvdlite.metrics.table import (
     EARLIER_S,
@@ -20,7 +21,6 @@ from hvdlite.metrics.table import (
     of_ranks,
 )
 from hvdlite.observe.loading import loading
-from hvdlite.observe.times import describe, spent_by
 
 
 class WatchedGroup(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.observe.blackbox import Finding
+from hvdlite.blackbox.format import Finding
 
 _MARGIN: Final = 1.1  # as for a rank whose Python does not run: if others wait, they have been told by then
 _MARGIN_S: Final = 2.0

@@ -1,4 +1,4 @@
-"""Writes the black box of this rank (`hvdlite.observe.blackbox`), if an agent holds one for it.
+"""Writes the black box of this rank (`hvdlite.blackbox.format`), if an agent holds one for it.
 
 Each batch is one record, written where it ends, by one `struct.pack_into`. Once a second a thread notes the main
 thread's stack and what is in flight, and writes the quantities. It is the only thread of hvdlite that wakes by the
@@ -22,12 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from hvdlite.engine.observer import Observer, State
-from hvdlite.metrics.table import BATCHES
-from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
-from hvdlite.negotiation.replica import Work
-from hvdlite.observe.account import Account
-from hvdlite.observe.blackbox import (
+from hvdlite.blackbox.calls import calls_of, without_ours
+from hvdlite.blackbox.format import (
     FINDING,
     FINDING_BYTES,
     FINDINGS,
@@ -50,8 +46,12 @@ from hvdlite.observe.blackbox import (
     write_quantities,
     write_text,
 )
-from hvdlite.observe.blackbox import Phase as Phase
-from hvdlite.observe.calls import calls_of, without_ours
+from hvdlite.blackbox.format import Phase as Phase
+from hvdlite.engine.observer import Observer, State
+from hvdlite.metrics.table import BATCHES
+from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
+from hvdlite.negotiation.replica import Work
+from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
 from hvdlite.observe.lingering import Lingering, at_end_of_program, awaited
 from hvdlite.observe.stacks import Stacks, threads

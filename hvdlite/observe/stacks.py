@@ -27,7 +27,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import (
+from hvdlite.blackbox.calls import Call, calls_of
+from hvdlite.blackbox.format import (
     ASKED_AT,
     AWAKE_AT,
     NUMBER,
@@ -38,7 +39,6 @@ from hvdlite.observe.blackbox import (
     STACKS_BYTES,
     write_text,
 )
-from hvdlite.observe.calls import Call, calls_of
 
 _MOST_THREADS: Final = 64
 _MOST_FRAMES: Final = 40

@@ -32,7 +32,7 @@ from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType
 
 if TYPE_CHECKING:
-    from hvdlite.planes.shm.arena import Regions
+    from hvdlite.memory.arena import Regions
 
 _TOLD: Final = 8  # ranks named in one error message
 

@@ -38,8 +38,8 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HvdError
 from hvdlite.members.membership import Membership
+from hvdlite.memory.arena import Regions
 from hvdlite.planes.base import DataPlane, HostPlane
-from hvdlite.planes.shm.arena import Regions
 from hvdlite.tensors.buffer import Matrix, Spans, in_place, sliced
 from hvdlite.tensors.dtypes import Average, DType, Sum
 

@@ -12,7 +12,7 @@ import ray
 from hvdlite.compat import install_as_horovod
 from hvdlite.hosted.joining import Member
 from hvdlite.hosted.outcomes import Outcome, call
-from hvdlite.hosted.seats import Node, Seat
+from hvdlite.hosted.placement import Node, Seat
 from hvdlite.rendezvous.job import Job
 
 END_S: Final = 10.0  # for ranks to leave their job before their processes are ended

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hvdlite.ray.options import ExecutorSettings, refuse_elastic, workers
 
 if TYPE_CHECKING:
-    from hvdlite.ray.crew import Crew
     from hvdlite.ray.placement import Reserved
+    from hvdlite.ray.workers import Crew
 
 
 class RayExecutor:
@@ -95,8 +95,8 @@ class RayExecutor:
             import ray  # noqa: F401 - the reason is told here, before the first module that uses it
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("hvdlite.ray needs Ray; pip install 'hvdlite[ray]'", name=error.name) from error
-        from hvdlite.ray.crew import START_S, Crew
         from hvdlite.ray.placement import reserve
+        from hvdlite.ray.workers import START_S, Crew
 
         environment = {name: str(value) for name, value in (extra_env_vars or {}).items()}
         if self._settings.timeout_s is not None:

@@ -10,7 +10,7 @@ from ray.util import get_current_placement_group, placement_group, placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hvdlite.errors import LaunchError
-from hvdlite.hosted.seats import Node, by_node
+from hvdlite.hosted.placement import Node, by_node
 from hvdlite.ray.options import Workers
 
 

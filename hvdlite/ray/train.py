@@ -11,7 +11,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from hvdlite.compat import install_as_horovod, stands_for_horovod
 from hvdlite.hosted.joining import Member
-from hvdlite.hosted.seats import Node, Seat, seats
+from hvdlite.hosted.placement import Node, Seat, seats
 from hvdlite.ray.actor import END_S, this_node
 from hvdlite.rendezvous.job import Job
 

@@ -12,7 +12,7 @@ from typing import Any
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.ranges import named, shortened
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.untrusted import parse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.roster import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.scope import Cancelled, Scope

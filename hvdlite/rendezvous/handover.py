@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import tells_users_apart
-from hvdlite.net.hostid import network_namespace
+from hvdlite.host.hostid import network_namespace
+from hvdlite.net.listener import tells_users_apart
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import wait_readable
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.untrusted import parse
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer

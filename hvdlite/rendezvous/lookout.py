@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from hvdlite.launched_by.presence import Presence
-from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
 from hvdlite.log import logger
+from hvdlite.rendezvous.presence import Presence
+from hvdlite.rendezvous.stopped import stopped_processes, stopped_ranks
 from hvdlite.settings import Start
 
 _LOOK_S: Final = 1.5  # a rank that two looks in a row find stopped is reported, after 3 s at most

@@ -3,7 +3,7 @@
 hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
 started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others
 (`hvdlite.rendezvous.handover`); across hosts it listens at the address that the engine or the user gave, and the user's
-key keeps strangers out (`hvdlite.rendezvous.coordinator`).
+key keeps strangers out (`hvdlite.rendezvous.across_hosts`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
+from hvdlite.rendezvous.across_hosts import meet_across_hosts
 from hvdlite.rendezvous.client import Meeting
-from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import meet_on_one_host
 from hvdlite.rendezvous.job import Job
 from hvdlite.scope import Scope

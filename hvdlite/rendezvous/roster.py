@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.untrusted import parse
 
 NEXT_EPOCH: Final = -1  # requested by a rank that begins, which does not know the number
 LEAVING: Final = -1  # in place of the number of a round, as the next

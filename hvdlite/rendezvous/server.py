@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from hvdlite.net.calls import Query, QueryServer
-from hvdlite.net.entrance import Listener
+from hvdlite.net.listener import Listener
 from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.roster import Reply, Roster, read_arrival

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError
+from hvdlite.host.hostid import kernel_host_id, network_namespace
 from hvdlite.log import logger
 from hvdlite.members.membership import Host, Membership
 from hvdlite.members.ranges import shortened
-from hvdlite.net.hostid import kernel_host_id, network_namespace
+from hvdlite.rendezvous.across_hosts import own_address
 from hvdlite.rendezvous.client import Exchanges, Meeting
-from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
 

@@ -16,7 +16,7 @@ from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFaile
 from hvdlite.launched_by.inherited import without_job
 from hvdlite.members.ranges import shortened
 from hvdlite.net.calls import Query, QueryServer
-from hvdlite.net.entrance import Listener
+from hvdlite.net.listener import Listener
 from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, preparation

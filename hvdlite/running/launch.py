@@ -18,9 +18,9 @@ from typing import Any, Final
 import click
 
 from hvdlite.errors import LaunchError
-from hvdlite.launcher.agent.processes import die_with_parent
+from hvdlite.host.processes import die_with_parent
 from hvdlite.launcher.cli import hvdrun
-from hvdlite.launcher.job.supervisor import Failure
+from hvdlite.launcher.decisions.supervisor import Failure
 from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.running.worker import DELIVERED
 

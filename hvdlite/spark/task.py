@@ -18,10 +18,10 @@ from pyspark import Accumulator, BarrierTaskContext, cloudpickle
 
 from hvdlite.compat import install_as_horovod, stands_for_horovod
 from hvdlite.errors import HorovodInternalError, PeerLost, ShutDown, WorkerFailed
+from hvdlite.host.hostid import kernel_host_id
 from hvdlite.hosted.joining import serve
 from hvdlite.hosted.outcomes import Outcome, attempt
-from hvdlite.hosted.seats import Node, Seat, by_node, seats
-from hvdlite.net.hostid import kernel_host_id
+from hvdlite.hosted.placement import Node, Seat, by_node, seats
 from hvdlite.ops.by_value import UNPICKLABLE
 from hvdlite.rendezvous.job import Job
 

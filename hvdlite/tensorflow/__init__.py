@@ -12,10 +12,10 @@ except ModuleNotFoundError as error:
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from hvdlite.public_names import *
-from hvdlite.public_names import __version__ as __version__
-from hvdlite.publish import publish as _publish
-from hvdlite.tensorflow.autograph import leave_out_all as _leave_out_all
+from hvdlite.public.names import *
+from hvdlite.public.names import __version__ as __version__
+from hvdlite.public.publish import publish as _publish
+from hvdlite.tensorflow.operation.autograph import leave_out_all as _leave_out_all
 from hvdlite.tensorflow.collectives.transfers import (
     allgather as allgather,
     alltoall as alltoall,
@@ -37,8 +37,8 @@ from hvdlite.tensorflow.collectives.reductions import (
     grouped_reducescatter as grouped_reducescatter,
     reducescatter as reducescatter,
 )
-from hvdlite.tensorflow.compression import Compression as Compression, Compressor as Compressor
-from hvdlite.tensorflow.errors import last_error as last_error
+from hvdlite.tensorflow.collectives.compression import Compression as Compression, Compressor as Compressor
+from hvdlite.tensorflow.operation.errors import last_error as last_error
 from hvdlite.tensorflow.functions import (  # type: ignore[assignment]
     BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
     allgather_object as allgather_object,
@@ -60,14 +60,14 @@ _HOROVODS = {  # not public, and taken from here by scripts and tests for Horovo
     "hvdlite.horovod.checks": "check_extension gpu_available split_list",
     "hvdlite.tensorflow.eager_mode": "_cache _executing_eagerly _make_subgraph refs_to_vars vars_to_refs",
     "hvdlite.tensorflow.gradient_aggregation": "LocalGradientAggregationHelper _make_allreduce_grads_fn",
-    "hvdlite.tensorflow.mpi_ops": "_allreduce _grouped_allreduce _grouped_reducescatter _reducescatter "
+    "hvdlite.horovod.tensorflow_mpi_ops": "_allreduce _grouped_allreduce _grouped_reducescatter _reducescatter "
     "check_num_rank_power_of_2 handle_average_backwards_compatibility",
 }
 _ELSEWHERE = _LATER | {name: module for module, names in _HOROVODS.items() for name in names.split()}
 _MODULES = {
     "gradient_aggregation": "hvdlite.tensorflow.gradient_aggregation",
     "keras": "hvdlite.tensorflow.keras",
-    "mpi_ops": "hvdlite.tensorflow.mpi_ops",
+    "mpi_ops": "hvdlite.horovod.tensorflow_mpi_ops",
     "util": "hvdlite.tensorflow.eager_mode",
 }
 _publish(__name__, _LATER)

@@ -11,7 +11,7 @@ from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet, global_process_set, objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
-from hvdlite.tensorflow.errors import in_both
+from hvdlite.tensorflow.operation.errors import in_both
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.explanations import explain
 

@@ -7,9 +7,9 @@ except ModuleNotFoundError as error:
 
 # ruff: noqa: F403, I001 - one statement for each module
 
-from hvdlite.public_names import *
-from hvdlite.public_names import __version__ as __version__
-from hvdlite.publish import publish as _publish
+from hvdlite.public.names import *
+from hvdlite.public.names import __version__ as __version__
+from hvdlite.public.publish import publish as _publish
 from hvdlite.torch.broadcasting import (
     broadcast_optimizer_state as broadcast_optimizer_state,
     broadcast_parameters as broadcast_parameters,
@@ -19,15 +19,15 @@ from hvdlite.torch.collectives.forms import *
 from hvdlite.torch.collectives.operators import HAS_OPERATORS as _HAS_OPERATORS, register as _register
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
 from hvdlite.torch.collectives.tensors import collectives as _collectives
-from hvdlite.torch.compression import Compression as Compression, Compressor as Compressor
+from hvdlite.torch.collectives.compression import Compression as Compression, Compressor as Compressor
 from hvdlite.torch.loading import measure as _measure_loading
-from hvdlite.torch.memory import shared_empty as shared_empty
+from hvdlite.torch.collectives.memory import shared_empty as shared_empty
 from hvdlite.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import (
     SyncBatchNorm as SyncBatchNorm,
     convert_sync_batchnorm as convert_sync_batchnorm,
 )
-from hvdlite.untraced import leave_out_all as _leave_out_all
+from hvdlite.dynamo import leave_out_all as _leave_out_all
 
 if _HAS_OPERATORS:
     _register(_collectives)

@@ -29,9 +29,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from hvdlite.host.cgroups import oom_kills
 from hvdlite.launched_by.inherited import without_job
 from hvdlite.launched_by.slurm import without_step
-from hvdlite.observe.cgroups import oom_kills
 
 from ..stream import messages
 from ..stream.frames import GREETING, FrameError
@@ -43,11 +43,11 @@ from .answers import Answerer, take_files
 from .ending.guard import SCHEDULED, fork_guarded
 from .ending.scheduler import Scheduler
 from .ending.termination import Termination
-from .feed import Feed, open_pipe
+from .inspection.watch import Watch
 from .outputs import Outputs
+from .ranks.feed import Feed, open_pipe
+from .ranks.workers import Worker, Workers, explain
 from .tunnel import Tunnel
-from .watch import Watch
-from .workers import Worker, Workers, explain
 
 _READ_BYTES: Final = 64 << 10
 _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
@@ -153,7 +153,7 @@ class Agent:
                 raise FrameError(f"the message {type(message).__name__} is for hvdrun")
 
     def _looking(self, question: messages.Ask) -> Callable[[], Any]:
-        from .looking.look import looking
+        from .inspection.look import looking
 
         try:
             return looking(self._workers, question.fields)

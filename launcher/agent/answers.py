@@ -96,7 +96,7 @@ def _network(question: Fields) -> dict[str, Any]:
 
 
 def _machine(question: Fields) -> dict[str, Any]:
-    from .machine import describe_machine
+    from hvdlite.host.machine import describe_machine
 
     return describe_machine()
 

@@ -9,7 +9,7 @@ from typing import Final
 from ..stream.loop import Loop
 from ..stream.messages import encode
 from ..stream.outbox import Outbox
-from .workers import Worker, Workers
+from .ranks.workers import Worker, Workers
 
 _READ_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold

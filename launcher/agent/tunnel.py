@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from hvdlite.net.entrance import UNIX, Listener, peer_of
+from hvdlite.net.listener import UNIX, Listener, peer_of
 
 from ..stream.loop import WRITE, Loop
 from ..stream.messages import Close, Data, Open

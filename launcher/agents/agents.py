@@ -20,11 +20,11 @@ from typing import Any, Final
 from hvdlite.errors import CannotStart
 from hvdlite.scope import Scope
 
-from ..hosts import Host
 from ..spawners import SshOptions
 from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.messages import FromAgent, Signalled
+from ..where.hosts import Host
 from .fields import printable
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way

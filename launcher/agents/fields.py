@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import printable as printable
+from hvdlite.blackbox.format import printable as printable
 
 _MAX_TEXT: Final = 200
 _MAX_NUMBER: Final = 1 << 63  # no time, speed, size or count comes near it

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
-from ..agent.processes import signal_group
+from hvdlite.host.processes import signal_group
+
 from ..agent.tunnel import Tunnel
-from ..hosts import Host
 from ..stream.frames import GREETING, FrameError
 from ..stream.hello import Hello
 from ..stream.loop import Loop
@@ -32,6 +32,7 @@ from ..stream.messages import (
     Start,
     encode,
 )
+from ..where.hosts import Host
 from .ways import Way
 
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting

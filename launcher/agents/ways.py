@@ -16,12 +16,12 @@ from functools import partial
 from typing import Final, Protocol
 
 from hvdlite.errors import CannotStart
+from hvdlite.host.processes import die_with_parent
 
-from ..agent.processes import die_with_parent
-from ..hosts import Host
 from ..spawners import SshOptions, spawner_of
 from ..stream.loop import Loop
 from ..stream.outbox import Outbox
+from ..where.hosts import Host
 
 READ_BYTES: Final = 256 << 10
 _MAX_SAID: Final = 50  # lines of stderr that are kept

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import NBYTES, BlackBox
-from hvdlite.observe.untrusted import parse
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import NBYTES, BlackBox
+from hvdlite.net.untrusted import parse
 
 from ..agents.fields import count, field, figure, improper, text
 from ..job.logs import BOX

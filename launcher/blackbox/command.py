@@ -32,8 +32,8 @@ def blackbox(job: str | None, output: Path | None) -> None:
     has or had --output-filename DIR.
     """
     # Imported here, for no job needs them, and every one would start later.
-    from hvdlite.net.descriptors import followed, write
-    from hvdlite.observe.blackbox import describe
+    from hvdlite.blackbox.format import describe
+    from hvdlite.host.descriptors import followed, write
 
     from ..agents.fields import printable
     from ..monitor.choosing import chosen, with_logs_in

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import Record
+from hvdlite.blackbox.format import Record
 
 from ..agents.fields import printable
 from .boxes import Box

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import Record
+from hvdlite.blackbox.format import Record
 
 from .boxes import Box
 

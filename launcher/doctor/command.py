@@ -8,12 +8,12 @@ import os
 import click
 
 from ..agents.agents import Agents
-from ..allocation import allocation_of
-from ..hostlists import hosts_of
-from ..hosts import Host
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options
 from ..options.nodes import NodeOptions, node_options
+from ..where.allocation import allocation_of
+from ..where.hostlists import hosts_of
+from ..where.hosts import Host
 
 
 @click.command(

@@ -10,12 +10,12 @@ from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
 
 from ..agents.fields import printable, shown
-from ..allocation import allocation_of
-from ..hostlists import hosts_of, list_of
-from ..hosts import Host
 from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
 from ..options.nodes import NodeOptions
+from ..where.allocation import allocation_of
+from ..where.hostlists import hosts_of, list_of
+from ..where.hosts import Host
 from .findings import Finding, Weight
 
 NO_OPTIONS: Final = NodeOptions(None, None, None, None)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.launched_by.ancestor import started_without
+from hvdlite.host.ancestor import started_without
 from hvdlite.launched_by.detect import OF_HVDRUN, doubt, engine_of, is_explicit
 from hvdlite.launched_by.table import ENGINES
 from hvdlite.launched_by.variables import Environ, number
-from hvdlite.rendezvous.coordinator import appointment
+from hvdlite.rendezvous.across_hosts import appointment
 from hvdlite.rendezvous.meeting import Place, launchers_job, place_of
 from hvdlite.settings import Settings, Start, table
 

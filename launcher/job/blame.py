@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from hvdlite.compat import is_lent
 
-from ..hosts import is_local
-from ..options.of_python import python_of
+from ..decisions.of_python import python_of
+from ..decisions.plan import Plan
+from ..decisions.supervisor import Failure
 from ..screen.screen import Screen
 from ..screen.texts import describe_failure, describe_strangers
+from ..where.hosts import is_local
 from .logs import Logs
-from .plan import Plan
-from .supervisor import Failure
 
 
 def box(

@@ -14,7 +14,11 @@ from hvdlite.settings import Settings
 from ..agents.agents import Agents
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink, Listener
+from ..decisions.plan import Plan
+from ..decisions.supervisor import GRACE_S, Action, Close, Destroy, Exit, Failure, Phase, Signal, Supervisor
 from ..monitor.monitor import Monitor
+from ..reports.reports import Reports
+from ..reports.times import Times
 from ..screen.output import Stream
 from ..screen.screen import Screen
 from ..stream import messages
@@ -25,10 +29,6 @@ from ..stream.sink import Sink
 from .blame import box, strangers
 from .input import Input
 from .logs import Logs
-from .plan import Plan
-from .reports import Reports
-from .supervisor import GRACE_S, Action, Close, Destroy, Exit, Failure, Phase, Signal, Supervisor
-from .times import Times
 
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ..agent.feed import WINDOW_BYTES
+from ..agent.ranks.feed import WINDOW_BYTES
 from ..stream.loop import Loop
 
 _LOOK_S: Final = 0.25  # between two looks whether hvdrun is in the foreground

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hvdlite.net.descriptors import followed, opened, write
+from hvdlite.host.descriptors import followed, opened, write
 
 from ..screen.output import Stream
 

@@ -20,12 +20,12 @@ from hvdlite.rendezvous.job import Job
 from ..agent.answers import free_ports
 from ..agents.agents import Agents
 from ..agents.sync import copy_folder
-from ..hosts import Host, is_local
+from ..decisions.of_python import target_of
+from ..decisions.plan import PORTS, Plan, Resources, Size, make_plan, place_ranks
 from ..network.candidates import network_environment
 from ..network.connect_test import choose_addresses
-from ..options.of_python import target_of
 from ..stream.hello import Hello
-from .plan import PORTS, Plan, Resources, Size, make_plan, place_ranks
+from ..where.hosts import Host, is_local
 
 _HERE: Final = "127.0.0.1"
 _LATER: Final = "chosen-at-the-start"

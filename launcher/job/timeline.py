@@ -16,9 +16,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
+from hvdlite.host.hostid import clock_id
 from hvdlite.net.calls import Query, QueryServer
-from hvdlite.net.entrance import Listener
-from hvdlite.net.hostid import clock_id
+from hvdlite.net.listener import Listener
 from hvdlite.net.sockets import name_of
 from hvdlite.observe.timeline.file import MOST_BYTES, JsonArrayFile
 from hvdlite.rendezvous.job import Job

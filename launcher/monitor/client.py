@@ -10,8 +10,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from hvdlite.net.entrance import peer_of
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.listener import peer_of
+from hvdlite.net.untrusted import parse
 
 from . import folder
 

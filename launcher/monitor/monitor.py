@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from hvdlite.net.entrance import Listener
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.listener import Listener
+from hvdlite.net.untrusted import parse
 
 from ..agents.fields import field, improper
 from ..agents.link import AgentLink, Question

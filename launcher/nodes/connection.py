@@ -14,7 +14,7 @@ from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 from hvdlite.scope import Scope
 
-from ..endings import NODE_BROKE, NODE_LEFT
+from ..decisions.endings import NODE_BROKE, NODE_LEFT
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
 from ..stream.loop import Loop

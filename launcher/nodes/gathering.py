@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.errors import LaunchError
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import Listener
 from hvdlite.net.listening import listen_at
 from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller
@@ -32,11 +32,11 @@ from hvdlite.net.wake import Wake
 from hvdlite.scope import Scope
 
 from ..agents.fields import printable, shown
-from ..endings import Ending, ending_of
-from ..hosts import Host, is_local, is_own_address
+from ..decisions.endings import Ending, ending_of
 from ..stream.fields import parse_fields, read
 from ..stream.frames import FrameError
 from ..stream.hello import Hello
+from ..where.hosts import Host, is_local, is_own_address
 from .connection import NodeConnection, farewell
 from .place import NodePlace
 from .records import Channel, Introduction, Record, key_of

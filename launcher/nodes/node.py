@@ -24,7 +24,6 @@ from hvdlite.net.poll import ENDED, comes
 from hvdlite.scope import Scope
 
 from ..agents.ways import ProcessWay
-from ..hosts import Host
 from ..spawners import SshOptions
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
@@ -33,6 +32,7 @@ from ..stream.loop import Loop
 from ..stream.messages import Decoder, Start
 from ..stream.outbox import Outbox
 from ..stream.signals import ANNOUNCING, ENDING, caught
+from ..where.hosts import Host
 from .place import NodePlace
 from .records import Channel, Introduction, Over, Reason, Record, Welcome, key_of
 

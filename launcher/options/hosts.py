@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from ..hosts import Host, parse_hosts, read_hostfile
 from ..spawners import SshOptions
+from ..where.hosts import Host, parse_hosts, read_hostfile
 from .gather import gathered
 
 _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from ..job.plan import Size
-from ..job.supervisor import GRACE_S
+from ..decisions.plan import Size
+from ..decisions.supervisor import GRACE_S
 from ..nodes.place import Slots
 from .gather import gathered
 

@@ -17,9 +17,9 @@ from typing import Final
 
 import click
 
-from ..hosts import Host, is_local
+from ..decisions.of_python import check_target
+from ..where.hosts import Host, is_local
 from .hosts import HostOptions
-from .of_python import check_target
 
 _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")

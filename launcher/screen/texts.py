@@ -14,9 +14,9 @@ from hvdlite.errors import ENDED
 from hvdlite.settings import Settings, Start, table
 
 from ..agent.software import examine
-from ..endings import NODE_BROKE, NODE_LEFT
-from ..job.plan import Plan
-from ..job.supervisor import Failure
+from ..decisions.endings import NODE_BROKE, NODE_LEFT
+from ..decisions.plan import Plan
+from ..decisions.supervisor import Failure
 from .last_words import last_words, without_noise
 from .output import Stream
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..hosts import Host, is_local
+from ..where.hosts import Host, is_local
 from . import local, srun, ssh
 from .ssh import SshOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..hosts import Host
+from ..where.hosts import Host
 from .boot import boot_here
 from .ssh import SshOptions
 

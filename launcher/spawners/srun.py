@@ -15,7 +15,7 @@ from typing import Final
 from hvdlite.launched_by.slurm import not_of_the_job
 
 from ..agent.ending.guard import SCHEDULED
-from ..hosts import Host
+from ..where.hosts import Host
 from .boot import line_elsewhere
 from .ssh import SshOptions
 

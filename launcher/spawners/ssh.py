@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..hosts import Host
+from ..where.hosts import Host
 from .boot import line_elsewhere
 
 CONNECT_TIMEOUT_S: Final = 10

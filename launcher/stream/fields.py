@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from hvdlite.observe.blackbox import printable
-from hvdlite.observe.untrusted import parse
+from hvdlite.blackbox.format import printable
+from hvdlite.net.untrusted import parse
 
 from .frames import FrameError
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 
 from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
 from hvdlite.errors import HorovodInternalError
+from hvdlite.host.hostid import kernel_host_id
+from hvdlite.host.proc import memory
 from hvdlite.members.topology import MAX_RANKS
-from hvdlite.net.hostid import kernel_host_id
-from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
 from .fields import integer, text

@@ -21,8 +21,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
-from hvdlite.observe.blackbox import FINDING_BYTES, NBYTES, Finding
-from hvdlite.observe.times import MOST_S, Spent
+from hvdlite.blackbox.format import FINDING_BYTES, NBYTES, Finding
+from hvdlite.blackbox.times import MOST_S, Spent
 
 from .fields import each, exactly, integer, line, mapping, number, one_of, optional, parse_fields, read, row, text
 from .frames import FrameError, FrameReader, pack

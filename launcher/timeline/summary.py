@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from hvdlite.blackbox.times import Classes, add_up, divide, spent
 from hvdlite.members.ranges import named
 from hvdlite.metrics.table import MOVED_S
-from hvdlite.observe.times import Classes, add_up, divide, spent
 
 from .trace import RankTrace, first_us, records
 

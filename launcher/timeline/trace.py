@@ -9,7 +9,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import Record
+from hvdlite.blackbox.format import Record
 
 Event = dict[str, Any]
 LANES: Final = ("queue", "negotiate", "wait", "move", "finish")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
+from hvdlite.blackbox.times import divide, spent
 from hvdlite.metrics.table import BATCHES, MOVED_S, NBYTES, UNAGREED_S, WAITED_S, Over, Quantities, of_ranks
-from hvdlite.observe.times import divide, spent
 
 from ..agents.fields import count, figure, improper, printable, shown, text
 from ..agents.fields import field as checked

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hvdlite.net.descriptors import write
+from hvdlite.host.descriptors import write
 
 from .lines import COLUMNS, TEXT_COLUMNS, aligned, cells, columns_for, found, heading, worst
 from .rows import View, Viewer

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite.groups.choose import plane_part
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Part
 from hvdlite.members.topology import by_host
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.choose import plane_part
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans

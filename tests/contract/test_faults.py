@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import PeerLost
+from hvdlite.memory.segment import SegmentOffer, create, fetch
 from hvdlite.planes.shm.plane import ShmPlane, geometry
-from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start
 from hvdlite.tensors.dtypes import DType, Sum

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.groups.choose import choose
 from hvdlite.planes import hierarchical
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.choose import choose
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType, Sum

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
+from hvdlite.memory.segment import SegmentOffer, create, fetch
 from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S
 

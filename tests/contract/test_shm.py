@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.memory.segment import create
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.shm.plane import ShmPlane, geometry
-from hvdlite.planes.shm.segment import create
 from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined.shm import PLANE

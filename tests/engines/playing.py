@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from hvdlite.launched_by.presence import names_at
+from hvdlite.rendezvous.presence import names_at
 from tests.engines.rows import Row
 from tests.engines.starting import ROOT
 from tests.harness import leaks

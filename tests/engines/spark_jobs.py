@@ -24,7 +24,7 @@ import pyspark
 import hvdlite as hvd
 import hvdlite.spark
 from hvdlite.hosted.outcomes import results
-from hvdlite.launched_by.presence import names_at
+from hvdlite.rendezvous.presence import names_at
 from hvdlite.spark.stage import _Concatenation
 from hvdlite.spark.task import Call, play
 from tests.harness.patience import PATIENCE_S, PROMPT_S, until

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from hvdlite.ops import Average, Buffer, Collectives, Compressor, NotAnArray, address_of, group_of, of_array
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.numbers import array_of, as_it_was
-from hvdlite.public_names import *  # noqa: F403 - a front end has these names
-from hvdlite.public_names import ProcessSet, Sum, global_process_set
+from hvdlite.public.names import *  # noqa: F403 - a front end has these names
+from hvdlite.public.names import ProcessSet, Sum, global_process_set
 from hvdlite.training.broadcasting import broadcast_all, broadcast_state, named
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.compression import CastingCompressor, NoneCompressor

@@ -18,6 +18,7 @@ from torch import distributed
 
 import hvdlite as hvd
 from hvdlite.errors import PeerLost
+from hvdlite.groups.choose import arena_part
 from hvdlite.groups.connecting import Exchange
 from hvdlite.groups.group import Group
 from hvdlite.members.membership import Host, Membership
@@ -27,7 +28,6 @@ from hvdlite.ops.handles import run
 from hvdlite.ops.meeting import barrier_entry, join_entry
 from hvdlite.ops.objects import broadcast_bytes
 from hvdlite.ops.table import COLLECTIVES
-from hvdlite.planes.choose import arena_part
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from tests.harness import process_ranks, thread_ranks

@@ -17,8 +17,8 @@ from hvdlite.cuda.context import Context
 from hvdlite.cuda.memory import copy
 from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
+from hvdlite.groups import choose
 from hvdlite.ops import Collectives
-from hvdlite.planes import choose
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.planes.staged.plane import StagedPlane

@@ -14,7 +14,7 @@ import hvdlite as hvd
 from hvdlite.cuda import driver, loading, presence
 from hvdlite.cuda.loading import is_installed, is_loaded
 from hvdlite.cuda.presence import KIND, absence_of_gpus
-from hvdlite.planes import choose
+from hvdlite.groups import choose
 from hvdlite.planes.base import Planes
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.nccl import library as nccl

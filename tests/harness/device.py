@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite.errors import HvdError
+from hvdlite.groups.choose import BY_DEVICE, plane_part
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
+from hvdlite.memory.free_list import FreeList
 from hvdlite.ops import Collectives
 from hvdlite.planes import base
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.choose import BY_DEVICE, plane_part
-from hvdlite.planes.shm.free_list import FreeList
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Buffer, Matrix, NotAnArray, Spans

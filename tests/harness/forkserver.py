@@ -84,7 +84,7 @@ class ForkServer:
 
 
 # The package itself imports its public names when the first is used, which would be in each rank.
-PLAIN: Final = ForkServer("hvdlite.numpy_api", "hvdlite.publish", "numpy.testing", "psutil", "pytest")
+PLAIN: Final = ForkServer("hvdlite.public.numpy_api", "hvdlite.public.publish", "numpy.testing", "psutil", "pytest")
 # dynamo is what the first optimizer of a process imports.
 TORCH: Final = ForkServer("hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")
 TENSORFLOW: Final = ForkServer("hvdlite.tensorflow", "keras", "pytest", "numpy.testing", "sklearn.datasets")

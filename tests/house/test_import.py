@@ -44,7 +44,7 @@ def test_hvdrun_starts_without_numpy_the_engine_and_anything_optional() -> None:
 
 def test_a_public_name_is_imported_when_it_is_first_used() -> None:
     assert "numpy" not in _imported_by(
-        "import hvdlite; from hvdlite import errors, native; from hvdlite.observe import cgroups"
+        "import hvdlite; from hvdlite import errors, native; from hvdlite.host import cgroups"
     )
     for use in ("import hvdlite; hvdlite.allreduce", "from hvdlite import rank", "from hvdlite import *; allreduce"):
         assert {"numpy", "hvdlite.ops.arrays"} <= _imported_by(use), use

@@ -17,7 +17,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from hvdlite.launcher.agent.feed import WINDOW_BYTES
+from hvdlite.launcher.agent.ranks.feed import WINDOW_BYTES
 from hvdlite.launcher.spawners.boot import boot_here
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING

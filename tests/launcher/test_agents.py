@@ -14,10 +14,10 @@ from hvdlite.errors import CannotStart
 from hvdlite.launcher.agents import agents as module
 from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.agents.link import AgentLink
-from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.spawners import SshOptions
 from hvdlite.launcher.stream.frames import GREETING
 from hvdlite.launcher.stream.messages import Hello, encode
+from hvdlite.launcher.where.hosts import parse_hosts
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.job.supervisor import INTERRUPT_GRACE_S
+from hvdlite.launcher.decisions.supervisor import INTERRUPT_GRACE_S
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import pids_in, python, read_until, started, still_alive
 

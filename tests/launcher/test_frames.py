@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdlite.blackbox.format import Finding
 from hvdlite.launcher.stream.frames import FrameError, FrameReader, pack
 from hvdlite.launcher.stream.messages import (
     KINDS,
@@ -19,7 +20,6 @@ from hvdlite.launcher.stream.messages import (
     decode,
     encode,
 )
-from hvdlite.observe.blackbox import Finding
 from tests.launcher.samples import EXITED, KIND_OF, START
 
 

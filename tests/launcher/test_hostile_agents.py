@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.host.machine import describe_machine
 from hvdlite.launcher.agent.software import examine
 from hvdlite.launcher.agents.agents import Agents
-from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.spawners import SshOptions
 from hvdlite.launcher.spawners.boot import boot_here
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING, pack
 from hvdlite.launcher.stream.messages import Hello, encode
+from hvdlite.launcher.where.hosts import parse_hosts
 from tests.launcher.hvdrun import run
 from tests.launcher.samples import EXITED, KIND_OF
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.errors import BadHostSpec
-from hvdlite.launcher.hostlists import hosts_of
-from hvdlite.launcher.hosts import Host
+from hvdlite.launcher.where.hostlists import hosts_of
+from hvdlite.launcher.where.hosts import Host
 from tests.launcher.hvdrun import run
 
 FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"

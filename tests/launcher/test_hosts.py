@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.errors import BadHostSpec
-from hvdlite.launcher.hosts import Host, is_local, parse_hosts, read_hostfile
+from hvdlite.launcher.where.hosts import Host, is_local, parse_hosts, read_hostfile
 
 
 @pytest.mark.parametrize(

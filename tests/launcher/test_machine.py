@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.host.cgroups import cores_limit, memory_limit
+from hvdlite.host.machine import describe_machine
 from hvdlite.launcher.agent.software import examine
-from hvdlite.observe.cgroups import cores_limit, memory_limit
 from hvdlite.version import __version__
 from tests.harness.patience import PATIENCE_S
 

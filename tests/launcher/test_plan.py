@@ -6,8 +6,7 @@ import pytest
 
 from hvdlite.compat import FALLBACK, FOLDER
 from hvdlite.errors import BadHostSpec
-from hvdlite.launcher.hosts import Host
-from hvdlite.launcher.job.plan import (
+from hvdlite.launcher.decisions.plan import (
     Resources,
     Size,
     job_environment,
@@ -16,6 +15,7 @@ from hvdlite.launcher.job.plan import (
     rank_environment,
     wanted_hosts,
 )
+from hvdlite.launcher.where.hosts import Host
 from hvdlite.members.topology import Placement
 from hvdlite.rendezvous.job import Job
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import main
-from hvdlite.launcher.endings import NODE_BROKE, NODE_LEFT
-from hvdlite.launcher.job.supervisor import Failure
+from hvdlite.launcher.decisions.endings import NODE_BROKE, NODE_LEFT
+from hvdlite.launcher.decisions.supervisor import Failure
 from hvdlite.launcher.screen.texts import describe_failure
 from hvdlite.settings import table
 from hvdlite.version import __version__

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hvdlite.blackbox.format import Finding
 from hvdlite.launcher.agents.link import Question
-from hvdlite.launcher.job.reports import Reports
-from hvdlite.observe.blackbox import Finding
+from hvdlite.launcher.reports.reports import Reports
 
 SAID = "rank 1 on b makes all others wait, 120 ms of each step (30% of the time, for 4 s), between gradients"
 FACTS = {"said": SAID, "rank": 1, "host": "b", "share": 0.3, "since_s": 4.0}

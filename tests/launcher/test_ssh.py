@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.spawners import SshOptions, spawner_of, ssh, ways_to
 from hvdlite.launcher.stream.frames import GREETING
+from hvdlite.launcher.where.hosts import Host
 from tests.harness.patience import PATIENCE_S
 
 HOST = Host("far", 2, "me")

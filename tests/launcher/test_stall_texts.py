@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.agent.looking.mute import Unresponsive
+from hvdlite.blackbox.format import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Phase
+from hvdlite.launcher.agent.inspection.unresponsive import Unresponsive
 from hvdlite.launcher.agents.link import AgentLink, Question
-from hvdlite.launcher.job import reports as module
-from hvdlite.launcher.job.reports import Reports
-from hvdlite.launcher.job.stalls import read
+from hvdlite.launcher.reports import reports as module
+from hvdlite.launcher.reports.reports import Reports
+from hvdlite.launcher.reports.stacks import Looked, as_lines, looked
+from hvdlite.launcher.reports.stalls import read
 from hvdlite.launcher.screen.screen import Screen
-from hvdlite.launcher.screen.stacks import Looked, as_lines, looked
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.observe.blackbox import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Phase
 
 _THREAD = {"name": "MainThread", "is_main": True, "state": "S", "syscall": "futex", "wchan": "futex_wait"}
 _CALLS = [["/usr/lib/python3.11/threading.py", 3, "wait"], ["/data/job/train.py", 7, "step"]]

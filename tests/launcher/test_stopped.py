@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.agent.workers import Workers
+from hvdlite.launcher.agent.ranks.workers import Workers
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import read_until, started
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from hvdlite.errors import ENDED, PeerLost
-from hvdlite.launcher.job.supervisor import (
+from hvdlite.launcher.decisions.supervisor import (
     GRACE_S,
     INTERRUPT_GRACE_S,
     LAST_WAIT_S,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdlite.errors import CannotStart
-from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.host.machine import describe_machine
 from hvdlite.launcher.doctor.survey import Survey, SurveyedHost, examine_hosts, examine_network
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.planes.choose import BY_DEVICE
+from hvdlite.groups.choose import BY_DEVICE
 from hvdlite.session import current
 from hvdlite.settings import Start
 from hvdlite.training.parameter_check import ParameterCheck

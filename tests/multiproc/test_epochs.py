@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import PeerLost
+from hvdlite.groups.choose import arena_part
 from hvdlite.groups.group import Group
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import EndKind, Kind, Request
-from hvdlite.planes.choose import arena_part
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer

@@ -19,9 +19,9 @@ import hvdlite as hvd
 from hvdlite.errors import FunctionFailed, HorovodInternalError, WorkerFailed
 from hvdlite.hosted.joining import joined, serve
 from hvdlite.hosted.outcomes import Outcome, attempt, results
-from hvdlite.hosted.seats import Node, Seat, by_node, seats
-from hvdlite.launched_by.presence import names_at
+from hvdlite.hosted.placement import Node, Seat, by_node, seats
 from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.presence import names_at
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness.patience import PATIENCE_S
 

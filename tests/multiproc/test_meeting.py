@@ -13,8 +13,8 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.net.local_listener import LocalListener
+from hvdlite.rendezvous.across_hosts import meet_across_hosts
 from hvdlite.rendezvous.client import Exchanges
-from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import _call_until_heard, meet_on_one_host
 from hvdlite.scope import Scope
 from hvdlite.settings import Start

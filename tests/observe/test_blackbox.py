@@ -15,7 +15,7 @@ _JOB = """
 import ctypes, os, signal, time
 import numpy as np
 import hvdlite as hvd
-from hvdlite.observe import blackbox
+from hvdlite.blackbox import format as blackbox
 from hvdlite.settings import Settings
 
 NOTED = int(Settings.read().blackbox.partition(":")[0])

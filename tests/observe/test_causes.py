@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.job.causes import KINDS, Window, explain, windows
+from hvdlite.launcher.reports.causes import KINDS, Window, explain, windows
 
 EQUAL = {"run_s": 0.4, "delay_s": 0.05, "waited_s": 0.5, "cpu_s": 0.42, "system_s": 0.02, "slices": 200.0}
 SLOW = {**EQUAL, "waited_s": 0.0}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agent.evidence import Evidence
-from hvdlite.launcher.job.causes import Cause, explain, windows
+from hvdlite.blackbox.format import NBYTES, NUMBER, QUANTITIES_AT
+from hvdlite.launcher.agent.inspection.evidence import Evidence
+from hvdlite.launcher.reports.causes import Cause, explain, windows
 from hvdlite.metrics.table import WAITED_S
-from hvdlite.observe.blackbox import NBYTES, NUMBER, QUANTITIES_AT
 
 _TICKS = 100  # a second, as Linux counts for programs
 

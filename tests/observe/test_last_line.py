@@ -188,7 +188,7 @@ import os, signal, threading, time
 import numpy as np
 import hvdlite as hvd
 from hvdlite.metrics.table import WAITED_S
-from hvdlite.observe import blackbox
+from hvdlite.blackbox import format as blackbox
 from hvdlite.settings import Settings
 
 def die():

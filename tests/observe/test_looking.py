@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agent.looking import look
-from hvdlite.launcher.agent.looking.look import looking
-from hvdlite.launcher.agent.workers import Worker, Workers
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import ASKED_AT, NBYTES, OFFER, OFFER_AT
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import ASKED_AT, NBYTES, OFFER, OFFER_AT
+from hvdlite.launcher.agent.inspection import look
+from hvdlite.launcher.agent.inspection.look import looking
+from hvdlite.launcher.agent.ranks.workers import Worker, Workers
 from tests.harness.patience import PATIENCE_S, until
 
 _PROGRAM = """
@@ -308,7 +308,7 @@ def test_without_a_free_signal_there_is_none(start: Start) -> None:
 @pytest.mark.parametrize("how", ["signal.signal(offered(), lambda *_: os._exit(9))", "native.signal(offered(), SHOUT)"])
 def test_a_signal_that_the_program_takes_later_is_given_up(start: Start, how: str) -> None:
     program = (
-        "from hvdlite.observe.blackbox import OFFER, OFFER_AT\n"
+        "from hvdlite.blackbox.format import OFFER, OFFER_AT\n"
         "from hvdlite.settings import Settings\n"
         "SHOUT = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: os._exit(9))\n"
         "def offered():\n"

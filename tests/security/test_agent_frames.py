@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.agents.link import AgentLink, Listener
-from hvdlite.launcher.hosts import Host
+from hvdlite.launcher.decisions.plan import Resources, make_plan, place_ranks
 from hvdlite.launcher.job.execute import _Execution
-from hvdlite.launcher.job.plan import Resources, make_plan, place_ranks
 from hvdlite.launcher.screen.screen import Screen
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING, pack
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.launcher.stream.loop import Loop
+from hvdlite.launcher.where.hosts import Host
 from hvdlite.rendezvous.job import Job
 from tests.launcher.samples import KIND_OF
 from tests.security.damage import WAIT, deformed, fuzzed

@@ -16,35 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.errors import CannotStart, HorovodInternalError
-from hvdlite.launcher.agent.looking.mute import Unresponsive
-from hvdlite.launcher.agent.looking.stacks import _parsed, _parsed_dump
-from hvdlite.launcher.agent.machine import describe_machine
-from hvdlite.launcher.agent.network.interfaces import describe_network
-from hvdlite.launcher.agent.packing import packed
-from hvdlite.launcher.agent.status import status_of
-from hvdlite.launcher.agent.workers import Worker
-from hvdlite.launcher.blackbox.boxes import unpacked
-from hvdlite.launcher.doctor.facts import parse_machine, parse_software
-from hvdlite.launcher.job.causes import Window, explain, windows
-from hvdlite.launcher.job.reports import _waits
-from hvdlite.launcher.job.stalls import read as read_stall
-from hvdlite.launcher.job.timeline import check_events
-from hvdlite.launcher.monitor.monitor import read as read_question
-from hvdlite.launcher.network.candidates import Network
-from hvdlite.launcher.network.probe_answers import parse_listening
-from hvdlite.launcher.nodes.connection import NodeConnection
-from hvdlite.launcher.nodes.node import _Node
-from hvdlite.launcher.nodes.records import Channel, Introduction, Record
-from hvdlite.launcher.screen.stacks import as_lines, looked
-from hvdlite.launcher.stream import messages
-from hvdlite.launcher.stream.fields import parse_fields, read
-from hvdlite.launcher.stream.frames import FrameError
-from hvdlite.launcher.stream.hello import Hello
-from hvdlite.launcher.stream.loop import Loop
-from hvdlite.launcher.top.rows import Viewer
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import (
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import (
     DUMP_AT,
     FINDING,
     FINDINGS_AT,
@@ -57,8 +30,35 @@ from hvdlite.observe.blackbox import (
     STACKS_AT,
     Phase,
 )
-from hvdlite.observe.times import spent_by
-from hvdlite.observe.untrusted import parse
+from hvdlite.blackbox.times import spent_by
+from hvdlite.errors import CannotStart, HorovodInternalError
+from hvdlite.host.machine import describe_machine
+from hvdlite.launcher.agent.inspection.packing import packed
+from hvdlite.launcher.agent.inspection.stacks import _parsed, _parsed_dump
+from hvdlite.launcher.agent.inspection.status import status_of
+from hvdlite.launcher.agent.inspection.unresponsive import Unresponsive
+from hvdlite.launcher.agent.network.interfaces import describe_network
+from hvdlite.launcher.agent.ranks.workers import Worker
+from hvdlite.launcher.blackbox.boxes import unpacked
+from hvdlite.launcher.doctor.facts import parse_machine, parse_software
+from hvdlite.launcher.job.timeline import check_events
+from hvdlite.launcher.monitor.monitor import read as read_question
+from hvdlite.launcher.network.candidates import Network
+from hvdlite.launcher.network.probe_answers import parse_listening
+from hvdlite.launcher.nodes.connection import NodeConnection
+from hvdlite.launcher.nodes.node import _Node
+from hvdlite.launcher.nodes.records import Channel, Introduction, Record
+from hvdlite.launcher.reports.causes import Window, explain, windows
+from hvdlite.launcher.reports.reports import _waits
+from hvdlite.launcher.reports.stacks import as_lines, looked
+from hvdlite.launcher.reports.stalls import read as read_stall
+from hvdlite.launcher.stream import messages
+from hvdlite.launcher.stream.fields import parse_fields, read
+from hvdlite.launcher.stream.frames import FrameError
+from hvdlite.launcher.stream.hello import Hello
+from hvdlite.launcher.stream.loop import Loop
+from hvdlite.launcher.top.rows import Viewer
+from hvdlite.net.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
 from hvdlite.rendezvous.roster import read_arrival
 from tests.launcher.samples import EXITED

@@ -13,9 +13,8 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.errors import DuplicateName, PeerLost
-from hvdlite.tensorflow import errors
-from hvdlite.tensorflow.errors import in_both
-from hvdlite.tensorflow.operation import numpy_functions, running
+from hvdlite.tensorflow.operation import errors, numpy_functions, running
+from hvdlite.tensorflow.operation.errors import in_both
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import ALL_WAYS, GRAPHS, WAYS, by_numpy, compiled, eagerly, in_session, through
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation import pending as tickets
 from tests.harness import process_ranks, reached
 from tests.harness.forkserver import TENSORFLOW
 from tests.harness.patience import NEVER_SILENT, PATIENCE_S
@@ -118,7 +118,7 @@ FOR_EVER = """
 import os, threading, time
 import tensorflow as tf
 import hvdlite.tensorflow as hvd
-from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation import pending as tickets
 
 hvd.init()
 open(f"{folder}/pid.{{hvd.rank()}}", "w").write(str(os.getpid()))

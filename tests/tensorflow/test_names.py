@@ -105,7 +105,7 @@ def test_there_is_no_elastic_training() -> None:
 
 
 def test_what_is_there_for_scripts_of_horovod_is_not_public() -> None:
-    names = [*hvd._HOROVODS["hvdlite.tensorflow.mpi_ops"].split(), *hvd._ELSEWHERE, *hvd._MODULES]
+    names = [*hvd._HOROVODS["hvdlite.horovod.tensorflow_mpi_ops"].split(), *hvd._ELSEWHERE, *hvd._MODULES]
     assert [name for name in names if not hasattr(hvd, name)] == []
     assert [name for name in hvd.__all__ if name in names] == ["SyncBatchNormalization"]
     hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")

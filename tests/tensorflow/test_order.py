@@ -16,7 +16,8 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.session import group_of
-from hvdlite.tensorflow.operation import binding, tickets
+from hvdlite.tensorflow.operation import binding
+from hvdlite.tensorflow.operation import pending as tickets
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through

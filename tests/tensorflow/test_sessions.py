@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation import pending as tickets
 from tests.harness import process_ranks
 from tests.harness.forkserver import TENSORFLOW
 from tests.harness.patience import PATIENCE_S, until

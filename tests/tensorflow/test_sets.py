@@ -12,7 +12,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 from hvdlite.negotiation.replica import Work
 from hvdlite.session import current
-from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation import pending as tickets
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import WAYS, assert_close, by_numpy, compiled, eagerly, through
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hvdlite.launcher.agent.answers import Answerer
-from hvdlite.launcher.agent.looking.stacks import _parsed, _parsed_dump
+from hvdlite.launcher.agent.inspection.stacks import _parsed, _parsed_dump
 from hvdlite.launcher.stream.messages import Ask
 from tests.harness.patience import PATIENCE_S
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import HEAD, MARK, NBYTES, NOTE, NOTES_AT, RECORD, RECORDS, RECORDS_AT, Phase
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer, State
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import HEAD, MARK, NBYTES, NOTE, NOTES_AT, RECORD, RECORDS, RECORDS_AT, Phase
 from hvdlite.observe.recorder import Mapped, Recorder, memory_at
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.harness.patience import until

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import FINDING, FINDINGS, FINDINGS_AT, NBYTES, Finding
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import FINDING, FINDINGS, FINDINGS_AT, NBYTES, Finding
 from hvdlite.observe.recorder import Recorder, memory_at
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from hvdlite.blackbox.format import Record
 from hvdlite.launcher.blackbox.groups import Group, Member
-from hvdlite.observe.blackbox import Record
 
 _X, _Y = (0, "x"), (2, "y")
 

@@ -15,9 +15,9 @@ import pytest
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net import calls
 from hvdlite.net.calls import NobodyThere, Query, QueryServer, Unanswered, _pieces, ask
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Caller
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import Listener
 from hvdlite.net.listening import listen
 from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.client import Exchanges, Meeting

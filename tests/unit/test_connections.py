@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from hvdlite.launcher.agent.connections import Connections
-from hvdlite.observe.blackbox import HEAD, MARK, NBYTES, Phase
+from hvdlite.blackbox.format import HEAD, MARK, NBYTES, Phase
+from hvdlite.launcher.agent.ranks.connections import Connections
 
 _PYTHON: Final = (sys.executable, "-S", "-c")
 _READY: Final = "\nprint(ports, flush=True)\ninput()"

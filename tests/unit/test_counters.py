@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.observe.counters import HostCounters, ProcessCounters, steal_of
+from hvdlite.host.counters import HostCounters, ProcessCounters, steal_of
 
 STAT = "42 (a (rank) x) {state} 1 42 42 0 -1 4 {minor} 7 {major} 0 {user} {system} 3 4 20 0 9 0 0 0 0 {zeros} {cpu} 0"
 

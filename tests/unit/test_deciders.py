@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from hvdlite.blackbox.format import Finding
 from hvdlite.engine.deciders import RootDecider
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -14,7 +15,6 @@ from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.delays.straggler import Straggler
 from hvdlite.negotiation.messages import End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.wire import MAX_BYTES
-from hvdlite.observe.blackbox import Finding
 from hvdlite.settings import Settings
 from tests.harness.members import member
 from tests.unit.replicas import request

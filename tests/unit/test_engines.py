@@ -98,7 +98,7 @@ def test_ranks_of_mpich_on_one_host_are_told_apart_by_what_started_them() -> Non
 
 def test_what_started_an_inner_job_has_another_value() -> None:
     program = "import os, subprocess, sys; sys.argv[1:] and subprocess.run(sys.argv[1:]); "
-    program += "from hvdlite.launched_by.ancestor import started_without as found; "
+    program += "from hvdlite.host.ancestor import started_without as found; "
     program += "print(os.getpid(), found('OF_A_JOB'), found('OF_A_JOB', 0, 'inner'), flush=True)"
     python = [sys.executable, "-c", program]
     command = [*python, "env", "OF_A_JOB=inner", *python]

@@ -15,7 +15,7 @@ import pytest
 from hvdlite.launcher.agent.tunnel import Tunnel
 from hvdlite.launcher.stream.loop import Loop
 from hvdlite.launcher.stream.messages import Open
-from hvdlite.net.entrance import Listener, peer_of
+from hvdlite.net.listener import Listener, peer_of
 from hvdlite.net.listening import listen
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.scope import Scope

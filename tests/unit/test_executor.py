@@ -12,8 +12,8 @@ from unittest.mock import Mock, patch
 import pytest
 
 from hvdlite.engine import executor
+from hvdlite.engine.device_completions import Issued
 from hvdlite.engine.executor import Executor
-from hvdlite.engine.issued import Issued
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work

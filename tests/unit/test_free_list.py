@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvdlite.planes.shm.free_list import FreeList
+from hvdlite.memory.free_list import FreeList
 
 
 def test_what_is_given_back_is_taken_again() -> None:

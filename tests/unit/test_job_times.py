@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.launcher.job.times import Times
-from hvdlite.observe.times import Spent
+from hvdlite.blackbox.times import Spent
+from hvdlite.launcher.reports.times import Times
 
 HOSTS = {0: "node1", 1: "node2"}
 FAST = Spent(9, inside_s=80, ending_s=0, waiting_s=30, moving_s=0, loading_s=0, latest_rank=1, latest_rank_s=30)

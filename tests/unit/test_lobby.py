@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import Listener
 from hvdlite.net.listening import listen
 from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller

@@ -9,15 +9,15 @@ from pkgutil import resolve_name
 
 import pytest
 
+from hvdlite.blackbox import format as blackbox
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.launcher.agent.status import status_of
+from hvdlite.host.counters import HostCounters, ProcessCounters
+from hvdlite.launcher.agent.inspection.status import status_of
 from hvdlite.launcher.top.rows import Viewer
 from hvdlite.metrics import table
 from hvdlite.metrics.table import Over, Quantities, Quantity, Reader
-from hvdlite.observe import blackbox
 from hvdlite.observe.account import Account
-from hvdlite.observe.counters import HostCounters, ProcessCounters
 from hvdlite.observe.interpreter import Interpreter
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
 from tests.unit.test_status import _Answers

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hvdlite.host.descriptors import followed, opened, write
 from hvdlite.launcher.job.logs import Logs
 from hvdlite.launcher.timeline.command import timeline
 from hvdlite.launcher.top.rows import View
 from hvdlite.launcher.top.screen import export
-from hvdlite.net.descriptors import followed, opened, write
 from tests.harness.users import NOBODY, needs_root
 
 

@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from hvdlite.net.proc import has_signal, memory, memory_of, stat_of, status_of
+from hvdlite.host.proc import has_signal, memory, memory_of, stat_of, status_of
 
 
 def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.rendezvous.coordinator import locate, own_address
+from hvdlite.rendezvous.across_hosts import locate, own_address
 
 
 def _resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:

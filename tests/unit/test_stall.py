@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from hvdlite.blackbox.format import FINDING_BYTES, Finding
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.observe.blackbox import FINDING_BYTES, Finding
 
 
 def test_a_late_tensor_is_reported_once_and_then_fatal() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agent.status import rates, status_of
+from hvdlite.blackbox import format as blackbox
+from hvdlite.blackbox.format import HEAD, MARK, NBYTES, RECORD, RECORDS, RECORDS_AT, Phase, Record
+from hvdlite.launcher.agent.inspection.status import rates, status_of
 from hvdlite.launcher.monitor.client import Client
 from hvdlite.launcher.top.lines import COLUMNS, cells, columns_for, heading, lines, worst
 from hvdlite.launcher.top.rows import Viewer
-from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import HEAD, MARK, NBYTES, RECORD, RECORDS, RECORDS_AT, Phase, Record
 
 
 def _record(position: int, done_at: float, name: str = "w", **more: Any) -> Record:

@@ -12,15 +12,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.launched_by.ancestor import environ_of
-from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
+from hvdlite.host.ancestor import environ_of
+from hvdlite.rendezvous.stopped import stopped_processes, stopped_ranks
 from hvdlite.settings import Start
 from tests.harness.patience import until
 
 # A process that is in init(), which starts the process of its arguments, and says so.
 IN_INIT = """
 import subprocess, sys
-from hvdlite.launched_by.presence import Presence
+from hvdlite.rendezvous.presence import Presence
 from hvdlite.settings import Start
 presence = Presence(Start.read())
 child = subprocess.Popen(sys.argv[1:]) if sys.argv[1:] else None

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdlite.blackbox.format import Record
+from hvdlite.blackbox.times import Spent, add_up, describe, divide, spent, spent_by
 from hvdlite.metrics.table import LOADING_S, UNAGREED_S, WAITED_S, Quantity, by_name, of_ranks
-from hvdlite.observe.blackbox import Record
-from hvdlite.observe.times import Spent, add_up, describe, divide, spent, spent_by
 
 NOTHING = Spent(batches=7, inside_s=0, ending_s=0, waiting_s=0, moving_s=0, loading_s=0, latest_rank=0, latest_rank_s=0)
 _PART = re.compile(r"([a-z][a-z0-9 ]*?) (\d+) %")

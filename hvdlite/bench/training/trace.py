@@ -16,7 +16,7 @@ import hvdlite.torch as hvd
 from hvdlite.bench.report import Column, Group, Study, make_row
 from hvdlite.bench.training.with_gpus import stepper
 from hvdlite.bench.training.workloads import WORKLOADS, on_gpu
-from hvdlite.net.descriptors import write
+from hvdlite.host.descriptors import write
 
 
 class Span(NamedTuple):

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hvdlite.net.descriptors import followed, opened
+from hvdlite.host.descriptors import followed, opened
 
 MOST_BYTES: Final = 1 << 20
 """Events of one call, from a rank to hvdrun, which writes the file."""

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Final
 
 from hvdlite.engine.observer import Observer, Subscriber
+from hvdlite.host.hostid import clock_id
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.replica import Work
-from hvdlite.net.hostid import clock_id
 from hvdlite.observe.timeline.events import Batch, Cycle, Events, Group, Tensor
 from hvdlite.observe.timeline.sinks import Over, Sink
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Final, Protocol
 
+from hvdlite.host.hostid import clock_id
 from hvdlite.net.calls import Unanswered, put
-from hvdlite.net.hostid import clock_id
 from hvdlite.observe.timeline.file import MOST_BYTES, JsonArrayFile
 from hvdlite.scope import Scope
 

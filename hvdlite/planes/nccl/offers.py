@@ -18,7 +18,7 @@ import numpy as np
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.ranges import named
-from hvdlite.observe.untrusted import parse
+from hvdlite.net.untrusted import parse
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.library import dotted
 from hvdlite.tensors.buffer import address_of

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listener import Listener
 from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller
 from hvdlite.net.sockets import prepare

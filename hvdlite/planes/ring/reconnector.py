@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Caller
+from hvdlite.net.listener import Listener
 from hvdlite.net.poll import Poller
 from hvdlite.planes.ring.acceptor import Acceptor
 from hvdlite.planes.ring.connections import RingConnections

@@ -10,10 +10,10 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
+from hvdlite.memory.arena import Arena, Regions, create_arena
+from hvdlite.memory.segment import SegmentOffer, create, fetch
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.shm.arena import Arena, Regions, create_arena
 from hvdlite.planes.shm.plane import ShmPlane, geometry
-from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
+from hvdlite.memory.arena import Arena, Regions
 from hvdlite.planes.base import HostPlane
-from hvdlite.planes.shm.arena import Arena, Regions
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType

@@ -12,8 +12,8 @@ from hvdlite import ops
 from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.session import known_session, local_rank, local_size, rank
-from hvdlite.tensorflow.errors import in_both
 from hvdlite.tensorflow.operation.calls import Call
+from hvdlite.tensorflow.operation.errors import in_both
 from hvdlite.tensorflow.operation.running import run
 
 

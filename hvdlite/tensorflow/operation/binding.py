@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from hvdlite.log import logger
 from hvdlite.ops import CPU, Buffer, Collectives, ElementType, element_type
-from hvdlite.tensorflow.errors import code_of
 from hvdlite.tensorflow.operation.calls import Tensors
-from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
+from hvdlite.tensorflow.operation.errors import code_of
+from hvdlite.tensorflow.operation.pending import finish, start, whose_runs_are_over
 
 _MAX_DIMENSIONS: Final = 16
 _AT_ONCE: Final = 16

@@ -16,8 +16,8 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
-from hvdlite.tensorflow.errors import code_of
-from hvdlite.tensorflow.operation.tickets import settle
+from hvdlite.tensorflow.operation.errors import code_of
+from hvdlite.tensorflow.operation.pending import settle
 
 _LIBRARY: Final = "libtensorflow_framework.so.2"
 _NAME: Final = b"HvdliteSettle"

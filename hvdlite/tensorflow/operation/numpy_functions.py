@@ -21,7 +21,7 @@ from hvdlite.errors import Mismatch
 from hvdlite.ops import address_of
 from hvdlite.tensorflow.operation.calls import ARRAYS
 from hvdlite.tensorflow.operation.failing import failing
-from hvdlite.tensorflow.operation.tickets import finish, iterator_of, start, whose_runs_are_over
+from hvdlite.tensorflow.operation.pending import finish, iterator_of, start, whose_runs_are_over
 
 _ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
 _START: Final = "hvdlite_start"

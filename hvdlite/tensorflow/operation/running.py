@@ -12,13 +12,13 @@ import tensorflow as tf
 from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet
 from hvdlite.ops.handles import run as run_handle
-from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
+from hvdlite.tensorflow.operation.errors import in_both, remember
 from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, note_function, refuse_other_graphs, session_graph
 from hvdlite.tensorflow.operation.numpy_functions import SESSION_FUNCTIONS
+from hvdlite.tensorflow.operation.pending import NEWS, give_up_ended
 from hvdlite.tensorflow.operation.route import route
-from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended
 
 
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:

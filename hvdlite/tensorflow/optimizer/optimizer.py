@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import tensorflow as tf
 
 from hvdlite.ops import Adasum, Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.collectives.compression import Compression
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.tensorflow.optimizer.tensorflow_1 import Steps, distributed
 from hvdlite.training.buckets import Groups, merged
@@ -51,8 +50,9 @@ def DistributedOptimizer(
         reduction = GradientReduction(*how, scales_local=scale_local_gradients and not is_adasum)
         passes = backward_passes_per_step, average_aggregated_gradients
         return distributed(optimizer, Steps(reduction, is_adasum, *passes, sparse_as_dense))
-    of_keras = importlib.import_module("hvdlite.keras")  # on a floor above, and only needed here
-    return of_keras.DistributedOptimizer(
+    import hvdlite.keras  # the one circle of folders
+
+    return hvdlite.keras.DistributedOptimizer(
         optimizer,
         name=name,
         compression=compression,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from hvdlite.ops import ProcessSet, global_process_set
-from hvdlite.tensorflow.autograph import converted
+from hvdlite.tensorflow.operation.autograph import converted
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensorflow.optimizer.reduction import divided
 from hvdlite.training.peers import group_with_peers

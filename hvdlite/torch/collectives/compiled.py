@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 import torch
 
 from hvdlite import ops, session
+from hvdlite.dynamo import outside_of_graphs
 from hvdlite.ops import Average, ProcessSet, global_process_set
 from hvdlite.ops.table import FORMS, Form, Result
 from hvdlite.torch.collectives.operators import AUTOMATIC_NAME_BYTES, HAS_OPERATORS, order
-from hvdlite.untraced import outside_of_graphs
 
 Class = TypeVar("Class", bound=type)
 

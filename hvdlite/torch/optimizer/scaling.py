@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from hvdlite.untraced import outside_of_graphs
+from hvdlite.dynamo import outside_of_graphs
 
 _HOOKED: Final = ("unscale_", "step")
 

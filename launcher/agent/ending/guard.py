@@ -15,7 +15,7 @@ import signal
 from contextlib import suppress
 from typing import Final
 
-from ..processes import adopt_orphans, children, die_with_parent
+from hvdlite.host.processes import adopt_orphans, children, die_with_parent
 
 SCHEDULED: Final = "scheduled"
 """The word after an agent's command that says that a scheduler, such as Slurm, sends signals to it and its ranks."""

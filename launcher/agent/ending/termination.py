@@ -6,7 +6,7 @@ import signal
 import time
 
 from ...stream.loop import Loop
-from ..workers import Workers
+from ..ranks.workers import Workers
 
 
 class Termination:

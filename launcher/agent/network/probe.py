@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from hvdlite.net.entrance import limit
 from hvdlite.net.handshake import Caller, Refused
+from hvdlite.net.listener import limit
 from hvdlite.scope import Scope
 
 from .probe_listener import PING_BYTES, ROUNDS, TOTAL, WIDE_BYTES, ProbeListener

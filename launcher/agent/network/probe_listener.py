@@ -20,8 +20,8 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Refused
+from hvdlite.net.listener import Listener
 from hvdlite.net.listening import listen_at
 from hvdlite.scope import Scope
 

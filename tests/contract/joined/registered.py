@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 import numpy as np
 
 from hvdlite.members.membership import Membership
+from hvdlite.memory import arena, segment
+from hvdlite.memory.arena import Arena, Regions
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.shm import arena, segment
-from hvdlite.planes.shm.arena import Arena, Regions
 from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans

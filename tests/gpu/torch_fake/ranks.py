@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hvdlite.cuda.context import Context
-from hvdlite.planes import choose
+from hvdlite.groups import choose
 from tests.gpu.fake import Fakes
 from tests.gpu.machine.place import IS_MACHINE, held_by_memory, share_gpus
 from tests.harness.scenarios import Report, run

@@ -1,0 +1,1 @@
+"""What this host says of processes, memory, CPUs and limits."""

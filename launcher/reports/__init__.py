@@ -1,0 +1,1 @@
+"""What hvdrun reports of ranks: failures, stalls, causes of slowness, and where the time went."""
