@@ -18,7 +18,6 @@ from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.topology import MAX_RANKS
 from hvdlite.net.hostid import kernel_host_id
-from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
 from .fields import integer, text
@@ -112,6 +111,11 @@ def _minor(version: str) -> list[str]:
 
 
 def _free_memory_bytes() -> int:
-    with suppress(OSError):
-        return memory().get("MemAvailable", 0)
+    with (
+        suppress(OSError),
+        open("/proc/meminfo") as lines,
+    ):  # importing psutil would take longer
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
     return 0

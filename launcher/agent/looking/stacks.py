@@ -16,12 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from hvdlite.net.proc import has_signal, status_of
+from hvdlite.net.proc import has_signal, is_below, status_of
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, DUMP_AT, NBYTES, NUMBER, OFFER, OFFER_AT
 from hvdlite.scope import Scope
 
-from .proc import is_below
 from .syscalls import NUMBERS
 
 _NUMBER: Final = 8  # bytes
