@@ -161,7 +161,7 @@ bench: $(VENV)/.for-demo native ## measure collectives with NP ranks
 
 bench-table: $(VENV)/.for-demo native ## measure, and write the table of docs/performance.md
 	@mkdir -p build
-	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
+	$(IN_VENV) hvdrun -np 2 python -m benchmarks --compare gloo,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo --many 1000 1K --json build/many.json
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --train --json build/train.json
 	$(BIN)/python -m benchmarks.table build/sizes.json build/many.json build/train.json

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import click
 
 import hvdlite
-from hvdlite.bench.report import Group, Row
+from hvdlite.bench.measuring.report import Group, Row
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 _BEGIN: Final = "## The table\n"

@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 import click
 
 import hvdlite as hvd
+from benchmarks.mpi.libraries import DTYPES as MPI_DTYPES
+from benchmarks.mpi.libraries import LIBRARIES
+from benchmarks.mpi.peers import MPI
 from hvdlite.bench.cli import Parsed, report_file, run_command, run_study
-from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
-from hvdlite.bench.mpi.libraries import LIBRARIES
+from hvdlite.bench.measuring.report import Column, Group, Row, Study
+from hvdlite.bench.measuring.systems import OWN, TensorType
 from hvdlite.bench.peers import open_jobs, open_systems, require_torch
-from hvdlite.bench.report import Column, Group, Row, Study
 from hvdlite.bench.sweep import Entrant, entrants, measure_size
-from hvdlite.bench.systems import OWN, TensorType
 from hvdlite.settings import Start
 
 Bounds = tuple[float | None, float | None]
@@ -69,10 +70,9 @@ def targets(iterations: int | None, warmup: int, markdown_file: Path | None) -> 
         numbers = " or ".join(map(str, sizes))
         raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
     require_torch("benchmarks.targets")
-    peers = ["gloo", *LIBRARIES]
     with (
         open_systems(["gloo"], TensorType("float32", uses_torch=True), registers=True) as systems,
-        open_jobs(peers) as (jobs, notes),
+        open_jobs(MPI) as (jobs, notes),
     ):
         study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
         run_study(study, notes, None, markdown_file)

@@ -1,7 +1,7 @@
-"""``hvdrun -np N python -m hvdlite.bench``: how fast the collectives are here, alone or next to Gloo and MPI.
+"""``hvdrun -np N python -m hvdlite.bench``: how fast the collectives are here, alone or next to Gloo and NCCL.
 
 A `Study` is a sweep over sizes, a step of many small tensors, or training. It makes a `Candidate` for every system that
 it compares; `measure` runs candidates in turns, and `report` shows the rows.
-To add a system: a file with a class like `Gloo`, and a row in `peers.OTHERS`. MPI, which needs processes of its own,
-is in `mpi`.
+To add a system: a file with a class like `Distributed`, and a row in `peers.OTHERS`. A system that needs processes of
+its own is a `peers.Peer`; ``benchmarks/mpi`` of the sources has two.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.bench.timing import Candidate
+from hvdlite.bench.measuring.timing import Candidate
 
 
 def candidate_for(device: str) -> type[Candidate]:

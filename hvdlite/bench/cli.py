@@ -17,13 +17,14 @@ import click
 from click.core import ParameterSource
 
 import hvdlite as hvd
-from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.many import many
-from hvdlite.bench.mpi.libraries import LIBRARIES
+from hvdlite.bench.measuring.collectives import COLLECTIVES
+from hvdlite.bench.measuring.report import Group, Study, heading, lines, to_json, to_markdown
+from hvdlite.bench.measuring.systems import TensorType
 from hvdlite.bench.peers import (
     OTHERS,
+    Peers,
     in_process,
-    of_mpi,
     open_jobs,
     open_systems,
     parse_peers,
@@ -33,10 +34,8 @@ from hvdlite.bench.peers import (
     require_keras,
     require_torch,
 )
-from hvdlite.bench.report import Group, Study, heading, lines, to_json, to_markdown
 from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
-from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
 from hvdlite.host.descriptors import write
 from hvdlite.session import current
@@ -88,9 +87,9 @@ def report_file(path: str) -> Path:
 @click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
               help="Untimed iterations before every block of timed ones.")  # fmt: skip
 @click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides.")
-@click.option("--compare", "peers", type=Parsed("LIST", parse_peers), multiple=True,
-              help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}, {', '.join(LIBRARIES)}, or "
-              "mpi for all of MPI.")  # fmt: skip
+@click.option("--compare", "peers", multiple=True, metavar="LIST",
+              help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}; with python -m benchmarks, in "
+              "hvdlite's sources, also impi, openmpi, or mpi for both.")  # fmt: skip
 @click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
 @click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
@@ -119,7 +118,7 @@ def bench(
     iterations: int | None,
     warmup: int,
     plane: str | None,
-    peers: tuple[tuple[str, ...], ...],
+    peers: tuple[str, ...],
     registers: bool,
     shows_limit: bool,
     step: tuple[int, int] | None,
@@ -136,9 +135,11 @@ def bench(
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
     _refuse_ignored(context, {"--train": framework is not None, "--many": step is not None, "--parts": shows_parts})
     _refuse_without_gpus(context, device, framework is not None, step is not None)
-    labels = list(dict.fromkeys(label for given in peers for label in given))
-    if step is not None and of_mpi(labels):
-        raise click.UsageError("MPI has no step of many tensors; compare --many with gloo only.")
+    further: Peers = context.obj or {}
+    labels = parse_peers(peers, further)
+    others = {label: further[label] for label in labels if label in further}
+    if step is not None and others:
+        raise click.UsageError(f"{min(others)} has no step of many tensors; compare --many with gloo only.")
     if framework == "torch":
         labels = [] if trace_file is not None else peers_of_training(device)  # a trace shows hvdlite alone
     elif framework == "keras":
@@ -147,11 +148,11 @@ def bench(
     kind = TensorType(dtype, uses_torch, device)
     if kind.uses_torch:
         require_torch("--train" if framework else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
-    require_dtype(labels, dtype)
+    require_dtype(labels, dtype, further)
     require_gpu(labels, device == "cuda")
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(in_process(labels), kind, registers, fuses) as systems, open_jobs(labels) as (jobs, notes):
+    with open_systems(in_process(labels), kind, registers, fuses) as systems, open_jobs(others) as (jobs, notes):
         if device == "cuda":
             notes += importlib.import_module("hvdlite.bench.gpu.timed").use_own_gpu()
         if framework == "torch" and device == "cuda":
@@ -172,8 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(bench, "hvdlite.bench", arguments)
 
 
-def run_command(command: click.Command, module: str, arguments: Sequence[str] | None) -> int:
-    """Runs ``command`` of ``module``; the exit code is 2 for wrong arguments, 1 for results or peers that failed."""
+def run_command(
+    command: click.Command, module: str, arguments: Sequence[str] | None, further: Peers | None = None
+) -> int:
+    """Runs ``command`` of ``module``, which can compare with ``further`` peers.
+
+    The exit code is 2 for wrong arguments, 1 for results or peers that failed.
+    """
 
     def fail(message: str, code: int) -> int:
         print(f"{module}: {' '.join(message.split())}", file=sys.stderr)
@@ -181,7 +187,7 @@ def run_command(command: click.Command, module: str, arguments: Sequence[str] | 
 
     try:
         rank = Start.read().rank
-        command.main(arguments, f"python -m {module}", standalone_mode=False)
+        command.main(arguments, f"python -m {module}", standalone_mode=False, obj=further)
     except click.Abort:
         return 130
     except click.ClickException as error:  # raised before anything is measured, and the same on all ranks

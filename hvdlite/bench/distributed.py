@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from hvdlite.bench.systems import TensorType
+from hvdlite.bench.measuring.systems import TensorType
 from hvdlite.errors import HvdError
 from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.settings import Settings

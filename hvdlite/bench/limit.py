@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite.bench.timing import Candidate
+from hvdlite.bench.measuring.timing import Candidate
 
 
 def memcpy(nbytes: int) -> Candidate:

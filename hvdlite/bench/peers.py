@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Final
+from typing import NamedTuple, Protocol
 
 import click
 
 import hvdlite as hvd
-from hvdlite.bench.mpi.job import MpiJob, open_mpi
-from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
-from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
-from hvdlite.bench.systems import Hvdlite, Registered, System, TensorType
+from hvdlite.bench.measuring.systems import Hvdlite, Registered, System, TensorType
+from hvdlite.bench.measuring.timing import Timed
+from hvdlite.errors import HvdError
+
+
+class Unavailable(HvdError):
+    """A peer cannot be measured here."""
+
+
+class Job(Protocol):
+    """Processes of a peer, one beside each rank of the benchmark."""
+
+    label: str
+    version: str
+
+    def candidate(self, op: str, dtype: str, elements: int) -> Timed:
+        """Returns the collective ``op`` on tensors of ``elements``. All ranks make the same one."""
+
+
+class Peer(NamedTuple):
+    """A peer that runs in processes of its own, and takes part in sweeps only.
+
+    Its ``family`` in lower case stands for all peers of that family. All ranks call ``open``; all of them raise
+    Unavailable, or none does.
+    """
+
+    family: str
+    dtypes: frozenset[str]
+    open: Callable[[], AbstractContextManager[Job]]
+
+
+Peers = Mapping[str, Peer]
+"""Further peers, by label. The wheel has none; `benchmarks.mpi` adds MPI."""
 
 
 def _distributed(label: str) -> AbstractContextManager[System]:
@@ -29,27 +58,24 @@ OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {
 }
 """The systems that run in this process, and how to open them."""
 
-_MEANINGS: Final = {label: (label,) for label in (*OTHERS, *LIBRARIES)} | {"mpi": tuple(LIBRARIES)}
 
-
-def parse_peers(text: str) -> tuple[str, ...]:
-    """The labels that ``text`` lists. Raises ValueError for anything else."""
+def parse_peers(lists: Sequence[str], further: Peers) -> list[str]:
+    """The labels that the ``lists`` name. Raises UsageError for a word that names neither a peer nor a family."""
+    meanings = {label: [label] for label in (*OTHERS, *further)}
+    for label, peer in further.items():
+        meanings.setdefault(peer.family.lower(), []).append(label)
     labels: list[str] = []
-    for word in text.split(","):
-        if (word := word.strip()) not in _MEANINGS:
-            raise ValueError(f"cannot compare with {word!r}; choose from {', '.join(_MEANINGS)}.")
-        labels.extend(_MEANINGS[word])
-    return tuple(dict.fromkeys(labels))
+    for word in (word.strip() for each in lists for word in each.split(",")):
+        if word not in meanings:
+            elsewhere = "" if further else "; 'python -m benchmarks' in hvdlite's sources also compares with MPI"
+            raise click.UsageError(f"cannot compare with {word!r}; choose from {', '.join(meanings)}{elsewhere}.")
+        labels.extend(meanings[word])
+    return list(dict.fromkeys(labels))
 
 
 def in_process(labels: Sequence[str]) -> list[str]:
     """The labels of systems that run in the processes of the benchmark."""
     return [label for label in labels if label in OTHERS]
-
-
-def of_mpi(labels: Sequence[str]) -> list[str]:
-    """The labels of systems with processes of their own."""
-    return [label for label in labels if label in LIBRARIES]
 
 
 def require_torch(purpose: str) -> None:
@@ -94,14 +120,15 @@ def require_keras(purpose: str) -> None:
         ) from None
 
 
-def require_dtype(labels: Sequence[str], dtype: str) -> None:
+def require_dtype(labels: Sequence[str], dtype: str, further: Peers) -> None:
     """Raises UsageError unless all peers reduce ``dtype``."""
     if "gloo" in labels:
         from hvdlite.bench.distributed import DTYPES  # it imports torch
 
         _require_in(DTYPES, "Gloo", dtype)
-    if of_mpi(labels):
-        _require_in(MPI_DTYPES, "MPI", dtype)
+    for label in labels:
+        if label in further:
+            _require_in(further[label].dtypes, further[label].family, dtype)
 
 
 def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
@@ -129,14 +156,14 @@ def open_systems(
 
 
 @contextmanager
-def open_jobs(labels: Sequence[str]) -> Iterator[tuple[list[MpiJob], list[str]]]:
-    """Opens the MPI jobs among ``labels``, and notes their versions, or why one is left out; ends them on leaving."""
-    jobs: list[MpiJob] = []
+def open_jobs(peers: Peers) -> Iterator[tuple[list[Job], list[str]]]:
+    """Opens the jobs of ``peers``, and notes their versions, or why one is left out; ends them on leaving."""
+    jobs: list[Job] = []
     notes: list[str] = []
     with ExitStack() as stack:
-        for label in of_mpi(labels):
+        for label, peer in peers.items():
             try:
-                jobs.append(stack.enter_context(open_mpi(LIBRARIES[label])))
+                jobs.append(stack.enter_context(peer.open()))
             except Unavailable as error:
                 notes.append(f"{label} is left out: {error}")
             else:

@@ -8,16 +8,13 @@ from functools import partial
 
 import hvdlite as hvd
 from hvdlite.bench.candidates import candidate_for
-from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.limit import LIMITS
-from hvdlite.bench.mpi.job import MpiJob
-from hvdlite.bench.pattern import fill
-from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
-from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, Timed, measure
-
-_MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
-_FEWEST, _MOST = 10, 500
+from hvdlite.bench.measuring.collectives import COLLECTIVES
+from hvdlite.bench.measuring.pattern import fill
+from hvdlite.bench.measuring.report import Column, Group, Study, make_row, ratio_columns
+from hvdlite.bench.measuring.systems import System, TensorType
+from hvdlite.bench.measuring.timing import Candidate, Timed, default_iterations, measure
+from hvdlite.bench.peers import Job
 
 
 @dataclass(frozen=True)
@@ -39,18 +36,13 @@ Entrant = Callable[[Work], Timed]
 """Makes a candidate for some work, with tensors of its own."""
 
 
-def entrants(systems: Sequence[System], jobs: Sequence[MpiJob], shows_limit: bool) -> dict[str, Entrant]:
+def entrants(systems: Sequence[System], jobs: Sequence[Job], shows_limit: bool) -> dict[str, Entrant]:
     """All that is measured together, by label, in the order of the table."""
     return {
         **{system.label: partial(_in_process, system) for system in systems},
-        **{job.label: partial(_of_mpi, job) for job in jobs},
+        **{job.label: partial(_of_job, job) for job in jobs},
         **({label: partial(_of_memory, make) for label, make in LIMITS.items()} if shows_limit else {}),
     }
-
-
-def default_iterations(nbytes: int) -> int:
-    """Many for small tensors, whose times scatter; few for large ones, whose times are long."""
-    return min(max(_MOST_BYTES // nbytes, _FEWEST), _MOST)
 
 
 def sweep(
@@ -95,7 +87,7 @@ def _in_process(system: System, work: Work) -> Candidate:
     return candidate_for(work.kind.device)(system.label, lambda: collective.run(system, tensor, name), is_right)
 
 
-def _of_mpi(job: MpiJob, work: Work) -> Timed:
+def _of_job(job: Job, work: Work) -> Timed:
     return job.candidate(work.op, work.kind.dtype, work.elements)
 
 

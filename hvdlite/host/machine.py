@@ -1,4 +1,4 @@
-"""The resources of this host that a job may run short of, for ``hvdrun doctor``. Needs only the standard library.
+"""The resources of this host that a job may run short of, for ``hvdrun doctor``.
 
 Sizes are in bytes. Where the kernel provides nothing, a number is 0 and a list empty; a limit that is not set is None.
 """
@@ -22,7 +22,7 @@ def describe_machine() -> dict[str, Any]:
     try:
         memory = proc.memory()
     except OSError:
-        memory = {}
+        memory = proc.Memory(0, 0, 0)
     shm = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -31,10 +31,10 @@ def describe_machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "cores_limit": cgroups.cores_limit(),
         "load": round(os.getloadavg()[0], 2),
-        "memory": memory.get("MemTotal", 0),
-        "free_memory": memory.get("MemAvailable", 0),
+        "memory": memory.total,
+        "free_memory": memory.available,
         "memory_limit": cgroups.memory_limit(),
-        "used_swap": memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
+        "used_swap": memory.used_swap,
         "shm": shm.f_frsize * shm.f_blocks if shm else 0,
         "files": _limit(files),
         "locked_memory": _limit(locked),

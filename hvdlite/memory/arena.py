@@ -126,7 +126,7 @@ class Arena:
     def _reserve(self, offset: int, rounded: int, nbytes: int) -> None:
         begin, end = self._pages_of(offset, rounded)
         try:
-            if rounded > _STEP_BYTES and rounded > memory().get("MemAvailable", sys.maxsize):
+            if rounded > _STEP_BYTES and rounded > memory().available:
                 raise _no_memory(nbytes)  # before the system ends some process for it
             for step in range(begin, end, _STEP_BYTES):
                 step_bytes = min(_STEP_BYTES, end - step)

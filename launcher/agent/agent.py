@@ -15,7 +15,8 @@ started, the guard. Then the agent passes SIGTERM and announcements on to the ra
 may be dead by then, with the shell of the script that had started it, and only the lease may show that.
 
 When hvdrun does not read, the agent stops reading too, and the workers block in their writes as with any slow pipe.
-This module and its imports need only the standard library, so that an agent starts within a few milliseconds.
+This module and its imports need only the standard library, so that an agent starts within a few milliseconds; psutil is
+imported when somebody asks for what it reads.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
 from hvdlite.errors import HorovodInternalError
 from hvdlite.host.hostid import kernel_host_id
-from hvdlite.host.proc import memory
 from hvdlite.members.topology import MAX_RANKS
 from hvdlite.version import NATIVE_ABI, __version__
 
@@ -112,6 +111,11 @@ def _minor(version: str) -> list[str]:
 
 
 def _free_memory_bytes() -> int:
-    with suppress(OSError):
-        return memory().get("MemAvailable", 0)
+    with (
+        suppress(OSError),
+        open("/proc/meminfo") as lines,
+    ):  # importing psutil would take longer
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
     return 0

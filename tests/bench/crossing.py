@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 import hvdlite as hvd
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.measuring.timing import Candidate, measure
 
 _COUNTED = 4  # all-reduces whose bytes are counted
 _WARMUP = 2

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.measuring.timing import Candidate, measure
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.scope import Scope
 from hvdlite.session import current

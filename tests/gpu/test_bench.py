@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.bench.cli import main
-from hvdlite.bench.report import Row
+from hvdlite.bench.measuring.report import Row
 from tests.gpu.torch_fake.ranks import with_gpus
 from tests.harness import process_ranks
 from tests.harness.benchmarks import rows_of

@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from hvdlite.bench.report import Row
+from hvdlite.bench.measuring.report import Row
 
 
 def rows_of(file: Path, printed: list[str]) -> list[Row]:

@@ -15,7 +15,6 @@ from tests.house.tree import ROOT, files, module_name
 
 FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 THE_ONE_CIRCLE = {"hvdlite/tensorflow", "hvdlite/tensorflow/optimizer", "hvdlite/keras"}
-BENCH = {"hvdlite/bench", "hvdlite/bench/gpu", "hvdlite/bench/mpi", "hvdlite/bench/training"}
 
 
 def _floors() -> list[list[str]]:
@@ -142,7 +141,7 @@ def _forbidden(importer: str, imported: str) -> str | None:
     if part_of(imported) == "launcher" and part not in ("launcher", *MAY_IMPORT_LAUNCHER):
         return "nobody imports the launcher but those who start it, and the benchmark"
     below, above = place_of(imported), place_of(importer)
-    if below == above or {below, above} <= THE_ONE_CIRCLE or {below, above} <= BENCH:
+    if below == above or {below, above} <= THE_ONE_CIRCLE:
         return None
     if part == "launcher" and not below.startswith("launcher") and below not in LAUNCHER_MAY_IMPORT:
         return "the launcher imports only " + ", ".join(sorted(LAUNCHER_MAY_IMPORT))

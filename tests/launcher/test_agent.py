@@ -97,13 +97,21 @@ def agent(stderr: int | None = None) -> Iterator[Agent]:
         process.communicate(timeout=PATIENCE_S)
 
 
-def test_the_agent_loads_nothing_but_the_standard_library() -> None:
+def test_an_agent_that_starts_loads_nothing_but_the_standard_library() -> None:
     with agent() as running:
         running.start("sleep 600")
         running.next(Started)
         maps = Path(f"/proc/{running.pid}/maps").read_text()
         assert "site-packages" not in maps
         assert psutil.Process(running.pid).memory_info().rss < 30 << 20
+
+
+def test_an_agent_without_psutil_ends_with_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, *boot_here()]
+    command[-1] = str(tmp_path)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    assert ended.stderr == f"psutil, which hvdlite needs, is not installed for {sys.executable}\n"
 
 
 def test_ranks_have_the_limit_of_descriptors_that_the_agent_was_started_with() -> None:

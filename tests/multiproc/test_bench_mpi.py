@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.bench.mpi import environment
-from hvdlite.bench.mpi.environment import bin_folder, environ, folder_of
-from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
-from hvdlite.bench.peers import parse_peers
+from benchmarks.__main__ import main
+from benchmarks.mpi import environment
+from benchmarks.mpi.environment import bin_folder, environ, folder_of
+from benchmarks.mpi.libraries import LIBRARIES
+from benchmarks.mpi.peers import MPI
+from hvdlite.bench.peers import Unavailable, parse_peers
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, read_until, started, still_alive
 
@@ -29,7 +31,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 ' "$@"
 """
 
-MPI = """
+MPI4PY = """
 import os
 from pathlib import Path
 IN_PLACE = object()
@@ -39,7 +41,7 @@ class World:
         pass
     def Allreduce(self, given, tensor):
         assert given is IN_PLACE
-        from bench.pattern import pattern
+        from hvdlite.bench.measuring.pattern import pattern
         for index, values in enumerate(zip(*map(pattern, range(self.size)))):
             tensor[index::3] = sum(values)
         FAULT
@@ -57,7 +59,7 @@ def _pretend(cache: Path, fault: str = "pass", mpiexec: str = MPIEXEC) -> Path:
     programs.mkdir(parents=True)
     (modules / "mpi4py").mkdir(parents=True)
     (modules / "mpi4py" / "__init__.py").touch()
-    (modules / "mpi4py" / "MPI.py").write_text(MPI.replace("FAULT", fault))
+    (modules / "mpi4py" / "MPI.py").write_text(MPI4PY.replace("FAULT", fault))
     python = f'#!/bin/sh\nshift\nPYTHONPATH="{modules}" exec "{sys.executable}" "$@"\n'  # without its first option, -I
     for name, text in (("mpiexec", mpiexec), ("python", python)):
         (programs / name).write_text(text)
@@ -67,7 +69,7 @@ def _pretend(cache: Path, fault: str = "pass", mpiexec: str = MPIEXEC) -> Path:
 
 
 def _bench(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-np", "2", sys.executable, "-m", "hvdlite.bench", "--sizes", "1K,64K", *arguments]
+    command = [*COMMAND, "-np", "2", sys.executable, "-m", "benchmarks", "--sizes", "1K,64K", *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache)}
     return subprocess.run(
         command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
@@ -112,7 +114,7 @@ def test_a_library_that_does_not_start_is_left_out_with_a_note(tmp_path: Path) -
 def test_no_rank_of_mpi_outlives_a_killed_hvdrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     pids = _pretend(tmp_path)
-    program = (sys.executable, "-m", "hvdlite.bench", "--sizes", "1K:1G:*2", "--compare", "impi")
+    program = (sys.executable, "-m", "benchmarks", "--sizes", "1K:1G:*2", "--compare", "impi")
     with started("-np", "2", *program) as hvdrun:
         assert hvdrun.stdout is not None
         read_until(hvdrun.stdout.fileno(), lambda found: found.count(b"impi") > 3)  # a size has been measured
@@ -142,10 +144,21 @@ def test_mpi_is_not_told_that_it_runs_inside_another_launcher(monkeypatch: pytes
 
 
 def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
-    assert parse_peers("gloo") == ("gloo",)
-    assert parse_peers("mpi, gloo,impi") == ("impi", "openmpi", "gloo")
-    with pytest.raises(ValueError, match=r"cannot compare with 'ucc'"):
-        parse_peers("gloo,ucc")
+    assert parse_peers(["gloo"], MPI) == ["gloo"]
+    assert parse_peers(["mpi, gloo", "impi"], MPI) == ["impi", "openmpi", "gloo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
+        (["--compare", "mpi", "--many", "2", "1K"], "impi has no step of many tensors"),
+        (["--compare", "gloo,ucc"], "cannot compare with 'ucc'; choose from gloo, nccl, impi, openmpi, mpi."),
+    ],
+)
+def test_what_mpi_cannot_do_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -158,7 +171,7 @@ def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
 )
 def test_a_real_library(label: str, name: str, op: str, tmp_path: Path) -> None:
     if not (folder_of(LIBRARIES[label]) / "installed").exists():
-        pytest.skip(f"{label} is not installed; 'hvdrun -np 2 python -m hvdlite.bench --compare {label}' installs it")
+        pytest.skip(f"{label} is not installed; 'hvdrun -np 2 python -m benchmarks --compare {label}' installs it")
     cache = folder_of(LIBRARIES[label]).parents[2]
     ended = _bench(cache, "--compare", label, "--op", op, "--iters", "2", "--json", str(tmp_path / "rows"))
     assert ended.returncode == 0, ended.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.table import Circumstances, render
-from hvdlite.bench.report import Row
+from hvdlite.bench.measuring.report import Row
 
 NOW = Circumstances("2026-11-22", "A Processor", 2, 1.96, "on a Sunday")
 

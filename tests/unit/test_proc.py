@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from hvdlite.host.proc import has_signal, memory, memory_of, stat_of, status_of
+from hvdlite.host.proc import command_of, descendants_of, has_signal, is_below, memory, memory_of, stat_of, status_of
 
 
 def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
@@ -30,8 +30,24 @@ def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
 
 
 def test_memory_is_in_bytes() -> None:
-    assert memory()["MemTotal"] == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
-    assert 0 < memory()["MemAvailable"] < memory()["MemTotal"]
+    assert memory().total == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
+    assert 0 < memory().available < memory().total
+
+
+def test_the_tree_of_processes() -> None:
+    with Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=PIPE) as child:
+        try:
+            assert child.stdout is not None
+            grandchild = int(child.stdout.readline())
+            assert descendants_of(child.pid) == [grandchild]
+            assert is_below(grandchild, os.getpid())
+            assert not is_below(os.getpid(), grandchild)
+            assert command_of(child.pid).startswith("sh -c sleep 600")
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+    assert (descendants_of(child.pid), is_below(child.pid, os.getpid()), command_of(child.pid)) == ([], False, "")
+    with pytest.raises(ProcessLookupError, match=str(child.pid)):
+        memory_of(child.pid)
 
 
 def test_signals_that_a_process_ignores() -> None:

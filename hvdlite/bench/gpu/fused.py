@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.bench.systems import Hvdlite, Tensor
+from hvdlite.bench.measuring.systems import Hvdlite, Tensor
 from hvdlite.planes.nccl import packing
 
 _OF_A_TENSOR = {"grouped": 0.0, "packed": math.inf}

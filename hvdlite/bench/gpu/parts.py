@@ -16,12 +16,11 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite import Max, Sum
-from hvdlite.bench.collectives import COLLECTIVES
-from hvdlite.bench.pattern import fill
-from hvdlite.bench.report import Column, Group, Study, make_row
-from hvdlite.bench.sweep import default_iterations
-from hvdlite.bench.systems import TensorType
-from hvdlite.bench.timing import WrongResult
+from hvdlite.bench.measuring.collectives import COLLECTIVES
+from hvdlite.bench.measuring.pattern import fill
+from hvdlite.bench.measuring.report import Column, Group, Study, make_row
+from hvdlite.bench.measuring.systems import TensorType
+from hvdlite.bench.measuring.timing import WrongResult, default_iterations
 from hvdlite.session import current
 
 PARTS = ("submit", "negotiate", "launch", "return", "kernel")

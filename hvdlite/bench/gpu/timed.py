@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import hvdlite as hvd
-from hvdlite.bench.timing import Candidate, Clock, Times
+from hvdlite.bench.measuring.timing import Candidate, Clock, Times
 from hvdlite.builds import nccl_built
 from hvdlite.planes.nccl.library import dotted
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdlite import allgather
-from hvdlite.bench.report import Column, Group, Row
-from hvdlite.bench.systems import Hvdlite
+from hvdlite.bench.measuring.report import Column, Group, Row
+from hvdlite.bench.measuring.systems import Hvdlite
 
 BATCH, TOKENS = 2, 32
 """The tokens of each rank's batch."""

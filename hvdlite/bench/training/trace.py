@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.bench.report import Column, Group, Study, make_row
+from hvdlite.bench.measuring.report import Column, Group, Study, make_row
 from hvdlite.bench.training.with_gpus import stepper
 from hvdlite.bench.training.workloads import WORKLOADS, on_gpu
 from hvdlite.host.descriptors import write

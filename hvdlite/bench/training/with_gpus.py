@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
 from hvdlite.bench.gpu.timed import OnGpu
-from hvdlite.bench.report import Column, Group, Row, Study, make_row
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.measuring.report import Column, Group, Row, Study, make_row
+from hvdlite.bench.measuring.timing import Candidate, measure
 from hvdlite.bench.training.figures import has_equal_weights
 from hvdlite.bench.training.workloads import WORKLOADS, Workload, on_gpu
 

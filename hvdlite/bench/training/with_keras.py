@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 import hvdlite.keras as hvd
-from hvdlite.bench.report import Group, Study, make_row
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.measuring.report import Group, Study, make_row
+from hvdlite.bench.measuring.timing import Candidate, measure
 from hvdlite.bench.training.figures import BATCH, TOKENS, columns, has_equal_weights
 from hvdlite.bench.training.keras_model import make_batch, make_model
 from hvdlite.bench.training.strategy import open_strategy

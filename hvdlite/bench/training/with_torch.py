@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
 from hvdlite import Min, allreduce
-from hvdlite.bench.report import Column, Group, Row, Study, make_row
-from hvdlite.bench.timing import Candidate, Clock, Times, measure
+from hvdlite.bench.measuring.report import Column, Group, Row, Study, make_row
+from hvdlite.bench.measuring.timing import Candidate, Clock, Times, measure
 from hvdlite.bench.training.figures import BATCH, TOKENS, columns, has_equal_weights
 from hvdlite.bench.training.torch_model import make_batch, make_model
 

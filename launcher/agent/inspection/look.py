@@ -15,11 +15,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from hvdlite.blackbox.calls import without_ours
 from hvdlite.blackbox.format import Phase
-from hvdlite.host.processes import processes
+from hvdlite.host.proc import descendants_of
 from hvdlite.scope import Scope
 
 from ..ranks.workers import Worker
@@ -211,10 +212,5 @@ def _of_process(process: Process) -> dict[str, Any]:
 
 def _children(pid: int) -> list[Process]:
     """The processes below ``pid``."""
-    below, found = {pid}, []
-    for each in sorted(processes(), key=lambda each: each.pid):
-        if each.parent in below:
-            below.add(each.pid)
-            if (process := process_of(each.pid)) is not None:
-                found.append(process)
-    return found[:_MOST_CHILDREN]
+    found = (process_of(each) for each in descendants_of(pid))
+    return list(islice((process for process in found if process is not None), _MOST_CHILDREN))

@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from hvdlite.host.proc import parse_stat, status_of
+from hvdlite.host.proc import command_of, status_of
 
 from .syscalls import NAMES, NUMBERS
 
@@ -60,28 +60,16 @@ def process_of(pid: int) -> Process | None:
     status = status_of(pid)
     if not status:
         return None
-    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip() or status.get("Name", "")
+    command = command_of(pid) or status.get("Name", "")
     tids = sorted(map(int, _listed(f"/proc/{pid}/task")))[:_MOST_THREADS]
     threads = [thread for tid in tids if (thread := _thread(pid, tid)) is not None]
     return Process(pid, command[:_COMMAND], status.get("State", "?")[:1], _tracer(status), threads)
 
 
-def is_below(pid: int, ancestor: int) -> bool:
-    """True if ``pid`` is a descendant of ``ancestor``."""
-    seen: set[int] = set()
-    while pid > 1 and pid not in seen:
-        seen.add(pid)
-        parent = status_of(pid).get("PPid", "0")
-        pid = int(parent) if parent.isdigit() else 0
-        if pid == ancestor:
-            return True
-    return False
-
-
 def _thread(pid: int, tid: int) -> Thread | None:
     folder = f"/proc/{pid}/task/{tid}"
-    known = parse_stat(_read(f"{folder}/stat"))
-    if known is None:
+    status = status_of(pid, tid)
+    if not status:
         return None
     number, *arguments = _read(f"{folder}/syscall").split() or [""]
     syscall, reads = "", False
@@ -89,9 +77,9 @@ def _thread(pid: int, tid: int) -> Thread | None:
         syscall = NAMES.get(int(number), f"system call {number}")
         reads = _reads_stdin(pid, int(number), [int(argument, 16) for argument in arguments[:2]])
     wchan = _read(f"{folder}/wchan").strip()
-    status = status_of(pid, tid)
     switches = sum(int(status.get(name, "0")) for name in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
-    return Thread(tid, known.name, known.state, syscall, wchan if wchan != "0" else "", reads, switches)
+    name, state = status.get("Name", ""), status.get("State", "?")[:1]
+    return Thread(tid, name, state, syscall, wchan if wchan != "0" else "", reads, switches)
 
 
 def _reads_stdin(pid: int, number: int, arguments: list[int]) -> bool:

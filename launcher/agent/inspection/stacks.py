@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.format import ASKED_AT, AWAKE_AT, DUMP_AT, NBYTES, NUMBER, OFFER, OFFER_AT
-from hvdlite.host.proc import has_signal, status_of
+from hvdlite.host.proc import has_signal, is_below, status_of
 from hvdlite.scope import Scope
 
-from .proc import is_below
 from .syscalls import NUMBERS
 
 _NUMBER: Final = 8  # bytes

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hvdlite.blackbox import format as blackbox
+from hvdlite.host.ancestor import environ_of
 from hvdlite.host.proc import stat_of
 from hvdlite.host.processes import processes
 from hvdlite.launched_by.inherited import MEETINGS
@@ -104,7 +105,7 @@ class Connections:
         sockets: dict[str, int] = {}  # the ranks that hold them, by inode
         for pid, rank in islice(self._owners(), _MOST_PROCESSES):
             try:
-                environment = _environment_of(pid)
+                environment = environ_of(pid)
                 self._look_at_python(pid, rank)
                 held = _files_of(pid)
                 memory_map = Path(f"/proc/{pid}/maps").read_bytes()
@@ -157,12 +158,6 @@ class Connections:
 
 def _is_begun(memory: blackbox.Memory) -> bool:
     return blackbox.look(memory) is not None
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    """The environment with which ``pid`` was started."""
-    entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def _ports(environment: Mapping[str, str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hvdlite as hvd
-from hvdlite.bench.block import nanoseconds
+from hvdlite.bench.measuring.block import nanoseconds
 from hvdlite.errors import HvdError
 
 Times = npt.NDArray[np.float64]
@@ -30,6 +30,9 @@ Clock = Callable[[], int]
 """Counts nanoseconds."""
 
 BLOCKS = 5
+
+_MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
+_FEWEST, _MOST = 10, 500
 
 
 class WrongResult(HvdError):
@@ -60,6 +63,11 @@ class Candidate:
 
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
         return np.array(nanoseconds(self.run, length, warmup, clock)) / 1e9
+
+
+def default_iterations(nbytes: int) -> int:
+    """Many for small tensors, whose times scatter; few for large ones, whose times are long."""
+    return min(max(_MOST_BYTES // nbytes, _FEWEST), _MOST)
 
 
 def measure(

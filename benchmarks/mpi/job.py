@@ -21,17 +21,26 @@ from typing import Any, Final
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite.bench.mpi.environment import bin_folder, environ, run
-from hvdlite.bench.mpi.libraries import Library, Unavailable
-from hvdlite.bench.timing import Clock, Times
+from benchmarks.mpi.environment import bin_folder, environ, run
+from benchmarks.mpi.libraries import Library
+from hvdlite.bench.measuring.timing import Clock, Times
+from hvdlite.bench.peers import Unavailable
 from hvdlite.errors import HvdError
 
 _START_S: Final = 60.0
 _REPLY_S: Final = 120.0
 _END_S: Final = 10.0
 _LONGEST_NUMBER: Final = len(f"{10**12}, ")  # nanoseconds of a quarter of an hour
-_PACKAGE: Final = Path(__file__).parents[2]  # the worker imports bench from there, not hvdlite
-_WORKER: Final = "import sys; sys.path.append(sys.argv[1]); from bench.mpi.worker import main; main(sys.argv[2])"
+_FOLDERS: Final = (str(Path(hvd.__file__).parent), str(Path(__file__).parents[2]))
+# The library's environment has not what importing hvdlite needs, so the worker gets a package that is only a folder.
+_WORKER: Final = """
+import sys, types
+sys.modules["hvdlite"] = types.ModuleType("hvdlite")
+sys.modules["hvdlite"].__path__ = [sys.argv[1]]
+sys.path.append(sys.argv[2])
+from benchmarks.mpi.worker import main
+main(sys.argv[3])
+"""
 _VERSION: Final = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.Get_library_version())"
 
 
@@ -104,7 +113,7 @@ def open_mpi(library: Library) -> Iterator[MpiJob]:
         listener.settimeout(_START_S)
         hvd.barrier()
         if hvd.rank() == 0:
-            command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, str(_PACKAGE), plan["folder"]]
+            command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, *_FOLDERS, plan["folder"]]
             stack.callback(_end, subprocess.Popen(command, env=environ(), stdin=subprocess.DEVNULL, stdout=sys.stderr))
         try:
             connection, _ = listener.accept()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hvdlite.bench.pattern import is_first, is_gathered, is_sum
-from hvdlite.bench.systems import System, Tensor
+from hvdlite.bench.measuring.pattern import is_first, is_gathered, is_sum
+from hvdlite.bench.measuring.systems import System, Tensor
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from hvdlite.bench.mpi.libraries import Library, Unavailable
+from benchmarks.mpi.libraries import Library
+from hvdlite.bench.peers import Unavailable
 
 _INSTALL_S: Final = 300.0
 _ENGINES: Final = ("HVDLITE_", "PMI", "OMPI_COMM_", "OMPI_UNIVERSE_", "PRTE_", "HYD")
@@ -71,7 +72,7 @@ def run(command: Sequence[str | Path], timeout_s: float) -> str:
 
 
 def _install(venv: Path, requirements: Sequence[str]) -> None:
-    print(f"hvdlite.bench: installing {', '.join(requirements)} in {venv}", file=sys.stderr, flush=True)
+    print(f"benchmarks: installing {', '.join(requirements)} in {venv}", file=sys.stderr, flush=True)
     run([sys.executable, "-m", "venv", "--clear", venv], _INSTALL_S)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
     run([*pip, *requirements], _INSTALL_S)

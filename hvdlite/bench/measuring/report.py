@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvdlite.bench.systems import OWN
-from hvdlite.bench.timing import Times
+from hvdlite.bench.measuring.systems import OWN
+from hvdlite.bench.measuring.timing import Times
 
 
 @dataclass(frozen=True)

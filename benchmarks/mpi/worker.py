@@ -2,8 +2,8 @@
 
 Requests and replies are lines of JSON. A request describes the collective (op, dtype, elements) and has either
 ``"check": true``, answered with ``{"is_right": …}``, or ``length`` and ``warmup``, answered with
-``{"nanoseconds": […]}``. It runs in the virtual environment of the library, where hvdlite is not installed: hence the
-relative imports, of modules that need nothing else.
+``{"nanoseconds": […]}``. It runs in the virtual environment of the library, where hvdlite is not installed, and imports
+only modules of it that need nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..block import nanoseconds
-from ..pattern import fill, is_first, is_gathered, is_sum
+from hvdlite.bench.measuring.block import nanoseconds
+from hvdlite.bench.measuring.pattern import fill, is_first, is_gathered, is_sum
 
 np: Any = importlib.import_module("numpy")
 IS_RIGHT = {"allreduce": is_sum, "allgather": is_gathered, "broadcast": is_first}

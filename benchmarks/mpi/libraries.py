@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hvdlite.errors import HvdError
-
 DTYPES: Final = frozenset({"uint8", "int8", "int16", "int32", "int64", "float32", "float64"})
 """The dtypes that MPI reduces: those that both numpy and the MPI standard have."""
-
-
-class Unavailable(HvdError):
-    """One library cannot be measured here."""
 
 
 @dataclass(frozen=True)
