@@ -20,7 +20,7 @@ from hvdlite.metrics.table import Over, Quantities, Quantity, Reader
 from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
-from tests.unit.test_status import _Answers
+from tests.unit.launcher.top.test_status import _Answers
 
 
 def test_names_are_unique_and_there_is_room_in_the_black_box() -> None:
