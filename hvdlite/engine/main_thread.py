@@ -168,18 +168,23 @@ class MainThreadDriver:
                     self._do_rests()
                 if not self._asked:
                     break
-                try:
-                    drive = Drive(self._asked[0], self._driver)
-                    self._doing = drive  # before its handle leaves the queue, so that `wait` sees it here or there
-                    self._asked.remove(drive.handle)
-                except (IndexError, ValueError):  # its wait has just ended
-                    continue
-                if self._in_flight.watch(drive.handle, drive) and not self._due:  # asked last, see `_put`
-                    self._drive(drive)
-                self._doing = None
-                if not drive.handle.is_done:  # something is due
-                    self._asked.appendleft(drive.handle)
+                self._drive_next()
         self._do_rests()
+
+    def _drive_next(self) -> None:
+        """Drives for one wait. A function of its own, since the sleeping thread must not keep a handle alive."""
+        try:
+            drive = Drive(self._asked[0], self._driver)
+            self._doing = drive  # before its handle leaves the queue, so that `wait` sees it here or there
+            self._asked.remove(drive.handle)
+        except (IndexError, ValueError):  # its wait has just ended
+            self._doing = None
+            return
+        if self._in_flight.watch(drive.handle, drive) and not self._due:  # asked last, see `_put`
+            self._drive(drive)
+        self._doing = None
+        if not drive.handle.is_done:  # something is due
+            self._asked.appendleft(drive.handle)
 
     def _do_rests(self) -> None:
         """Does what is due. At the end of the group any thread may do that."""

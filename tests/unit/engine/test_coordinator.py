@@ -19,6 +19,7 @@ from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, Mismatch, PeerLost, ShutDown
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Batch, End, EndKind, Kind, Ready, Request, Run, Tuning
+from hvdlite.negotiation.replica import Work
 from hvdlite.negotiation.wire import Message, ProtocolError, decode, encode
 from hvdlite.planes.base import Planes
 from hvdlite.planes.local import LocalPlane
@@ -153,6 +154,9 @@ def errors(entries: list[Entry]) -> list[Any]:
 
 
 def test_all_ranks_run_what_all_have_submitted_as_one_batch(three: Ranks) -> None:
+    ran: list[list[Work]] = [[], [], []]
+    for rank, works in zip(three.ranks, ran, strict=True):
+        rank.observer.subscribe(works.append)
     for step in range(3):  # by name at first, and then by the bits of the names
         entries = [three[0].submit("a", "b"), three[1].submit("b", "a"), three[2].submit("a")]
         three.agree()
@@ -161,8 +165,8 @@ def test_all_ranks_run_what_all_have_submitted_as_one_batch(three: Ranks) -> Non
         three.agree()
         assert three.run() == [[["b"]]] * 3, step
         assert [errors(each) for each in entries] == [[None, None]] * 3
-        assert [rank.observer.latest()[-1].number for rank in three.ranks] == [2 * step + 2] * 3
-    assert [record.last_rank for record in three[0].observer.latest()[1::2]] == [2] * 3
+        assert [works[-1].number for works in ran] == [2 * step + 2] * 3
+    assert [work.arrival and work.arrival[2] for work in ran[0][1::2]] == [2] * 3
     assert three[0].observer.arrival is None
     assert set(three[1].coordinator.known) == {"a", "b"}
 
