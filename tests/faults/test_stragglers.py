@@ -13,7 +13,7 @@ _SAID = " makes all others wait, "
 
 @pytest.mark.alone  # where all are slow, nobody is
 def test_a_rank_with_a_tenth_of_a_core_is_named(network: Network) -> None:
-    """After 20 steps where nothing else makes a rank wait; tests/unit/negotiation/delays/test_straggler.py shows that."""
+    """After 20 steps, as tests/unit/negotiation/delays/test_straggler.py shows, where no other reason makes a wait."""
     act = acts.starve(3, 10)
     if reason := acts.missing_for(act):
         pytest.skip(reason)

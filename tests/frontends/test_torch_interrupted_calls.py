@@ -12,8 +12,8 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.session import current
-from hvdlite.torch.collectives import compiled
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
+from tests.frontends import torch_operators
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 
@@ -51,7 +51,7 @@ _CALLS: dict[str, Callable[[], torch.Tensor]] = {
     "broadcast": lambda: hvd.broadcast(_input(), 1, name="x"),
     "alltoall": lambda: hvd.alltoall(_input(), name="x"),
     "reducescatter": lambda: hvd.reducescatter(_input(), name="x", op=hvd.Sum),
-    "operator": lambda: compiled.allreduce(_input().detach(), name="x", op=hvd.Sum),
+    "operator": lambda: torch_operators.allreduce(_input().detach(), "x", hvd.Sum),
 }
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import compiled
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
+from tests.frontends import torch_operators
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 from tests.harness.patience import NO_TIMER
@@ -28,7 +28,7 @@ def _sparse(value: float) -> float:
 
 
 def _operator(value: float) -> float:
-    return first(compiled.allreduce(_rows(value), op=hvd.Sum))
+    return first(torch_operators.allreduce(_rows(value), None, hvd.Sum))
 
 
 _CALLS: dict[str, Call] = {

@@ -16,7 +16,7 @@ from hvdlite.torch.collectives import compiled
 
 assert "/link/" in hvd.__file__, hvd.__file__
 assert session.init._torchdynamo_disable
-assert not hasattr(compiled.allreduce, "_torchdynamo_disable")
+assert not hasattr(compiled._run_here, "_torchdynamo_disable")
 hvd.rank()
 """
 
