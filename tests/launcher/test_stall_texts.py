@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.blackbox.format import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Phase
+from hvdlite.blackbox.format import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Finding, Phase
 from hvdlite.launcher.agent.inspection.unresponsive import Unresponsive
 from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.reports import reports as module
@@ -179,13 +179,13 @@ class _Said:
         link = cast(AgentLink, _Asked(*statuses))
         reports = Reports(cast(Screen, self), {link: frozenset(range(3))})
         if is_named:
-            reports.found(link, 0, ["stall", "", _STALL])
+            reports.found(link, 0, Finding("stall", "", _STALL))
             reports.close()
             self.lines.clear()
         for seconds in (0.0, 10.0):
             self._now = 100.0 + seconds
             grown = {**facts, "seconds": facts.get("seconds", 0) + seconds}
-            reports.found(link, 0, ["unresponsive", "no Python of rank 0 has run", grown])
+            reports.found(link, 0, Finding("unresponsive", "no Python of rank 0 has run", grown))
             reports.tick(self._now)
         return self.lines
 
