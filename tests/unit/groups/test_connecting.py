@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import DEFAULT, Mock, call
 
 import pytest
 
@@ -79,13 +79,25 @@ def test_a_bug_in_a_part_is_raised_as_it_is_and_the_others_are_told(bug: Excepti
 
 
 @pytest.mark.parametrize("is_connecting", [True, False])
-def test_the_others_hear_why_a_rank_was_cancelled(is_connecting: bool) -> None:
+@pytest.mark.parametrize("can_leave", [True, False])
+def test_the_others_hear_why_a_rank_was_cancelled(is_connecting: bool, can_leave: bool) -> None:
     """While it connects, or just afterwards; it closes what it has only then."""
     leave, scope = Mock(return_value="it left"), Scope()
+
+    def is_interrupted(*_: Any) -> Any:
+        scope.cancel("it was interrupted")
+        if is_connecting:
+            scope.check()
+        return DEFAULT
+
+    leaves = is_connecting and can_leave
+    with pytest.raises(Cancelled if leaves else NotConnected, match="it was interrupted"):
+        _connect({"addresses": GOOD}, leave if can_leave else None, scope, side_effect=is_interrupted)
+    assert leave.call_args_list == ([call("it was interrupted")] if leaves else [])
+
+
+def test_a_rank_that_was_cancelled_before_publishes_the_reason_in_place_of_addresses() -> None:
+    scope = Scope()
     scope.cancel("it was interrupted")
-    outcome: Any = {"side_effect": Cancelled("it was interrupted")} if is_connecting else {}
-    with pytest.raises(Cancelled if is_connecting else NotConnected, match="it was interrupted"):
-        _connect({"addresses": GOOD}, leave, scope, **outcome)
-    assert leave.call_args_list == ([call("it was interrupted")] if is_connecting else [])
     with pytest.raises(NotConnected, match="rank 4: it was interrupted"):
-        _connect({"addresses": GOOD}, None, scope, **outcome)
+        _connect({"addresses": GOOD}, None, scope)

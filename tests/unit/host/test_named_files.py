@@ -52,7 +52,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "t.json": lambda path: write(path, b"{}"),
     "joined.json": _timeline("output"),
     "t.svg": _timeline("picture"),
-    "top.svg": lambda path: export(View(1, "train", 1.0, "", 0.0, [], None), path),
+    "top.svg": lambda path: export(View(1, "train", 1.0, "", 0.0, [], None, {}), path),
     "rank.0/stdout": lambda path: Logs(str(path.parent.parent), 1).close(),
     "rank.0/blackbox": _keep_box,
 }
