@@ -18,6 +18,7 @@ from tests.contract import test_allgather, test_allreduce, test_alltoall, test_l
 from tests.contract.joined.shm import PLANE as SHM
 from tests.contract.planes import Group, PlaneUnderTest
 from tests.gpu.fake import Fakes
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 
@@ -39,9 +40,7 @@ class BlockingPlane(StagedPlane):
 def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
     with ExitStack() as stack:
         yield [
-            stack.enter_context(
-                closing(BlockingPlane(inner, local_rank=inner.rank, label=inner.rank, piece_bytes=4096))
-            )
+            stack.enter_context(closing(BlockingPlane(member(inner.rank, "a" * size), inner, piece_bytes=4096)))
             for inner in stack.enter_context(SHM.open(size, progress_timeout_s))
         ]
 
