@@ -37,7 +37,7 @@ from hvdlite.tensorflow.collectives.reductions import (
     grouped_reducescatter as grouped_reducescatter,
     reducescatter as reducescatter,
 )
-from hvdlite.tensorflow.collectives.compression import Compression as Compression, Compressor as Compressor
+from hvdlite.tensorflow.compression import Compression as Compression, Compressor as Compressor
 from hvdlite.tensorflow.operation.errors import last_error as last_error
 from hvdlite.tensorflow.functions import (  # type: ignore[assignment]
     BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
