@@ -1,4 +1,4 @@
-"""Texts about where the threads of ranks are, of what agents answered (`launcher.agent.looking.look`).
+"""Texts about where the threads of ranks are, of what agents answered (`launcher.agent.inspection.look`).
 
 Agents run on other machines and may send anything, so each field is checked and shortened. Threads with equal stacks
 are shown once, with their ranks.

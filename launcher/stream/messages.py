@@ -244,7 +244,7 @@ class Found(NamedTuple):
 
 
 class Box(NamedTuple):
-    """The black box of ``rank``, which has ended: see `launcher.agent.packing`."""
+    """The black box of ``rank``, which has ended: see `launcher.agent.inspection.packing`."""
 
     rank: Number
     at: Annotated[float, number()]
