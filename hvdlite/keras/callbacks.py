@@ -294,3 +294,7 @@ class BestModelCheckpoint(_OfKeras3, keras.callbacks.ModelCheckpoint):  # type: 
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
         if rank() == 0:
             super()._save_model(*args, **kwargs)
+
+
+def __dir__() -> list[str]:
+    return __all__
