@@ -45,8 +45,9 @@ class Scope:
     @property
     def cancelled(self) -> str:
         """The reason to stop waiting; empty if there is none."""
-        if not self._reason:
-            self._reason = self._watch() or ("" if self._outer is None else self._outer.cancelled)
+        # Another thread may cancel meanwhile, so nothing is written unless there is a reason.
+        if not self._reason and (reason := self._watch() or ("" if self._outer is None else self._outer.cancelled)):
+            self.cancel(reason)
         return self._reason
 
     @property

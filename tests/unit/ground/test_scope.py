@@ -99,6 +99,17 @@ def test_what_is_watched_is_asked_until_it_has_a_reason() -> None:
     assert [scope.cancelled, scope.cancelled] == ["rank 2 has left"] * 2  # and not asked again
 
 
+def test_a_scope_that_is_cancelled_while_it_asks_what_it_watches_stays_cancelled() -> None:
+    def watch() -> str:
+        scope.cancel("the caller was interrupted")  # as another thread may at this moment
+        return ""
+
+    scope = Scope(watch=watch)
+    assert scope.cancelled == "the caller was interrupted"
+    with pytest.raises(Cancelled, match="^the caller was interrupted$"):
+        Scope(within=scope).check()
+
+
 def test_a_cancellation_is_no_exception_that_a_handler_could_take_for_a_failure() -> None:
     assert not issubclass(Cancelled, Exception)
 
