@@ -236,10 +236,6 @@ class InFlight:
         self._by_name.pop(unnamed, None)
         return True
 
-    def find(self, name: str) -> Entry | None:
-        """Returns the entry of this name."""
-        return self._by_name.get(name)
-
     def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
         """Marks ``entries`` done, releases their memory, and wakes their waiters. For hvdlite's threads only."""
         freed = []  # without the lock: freeing may take long, or run code that submits

@@ -52,9 +52,6 @@ class Mismatched(NamedTuple):
 class InFlight(Protocol):
     """The entries that this rank has submitted and not finished."""
 
-    def find(self, name: str) -> Entry | None:
-        """Returns the entry of this name."""
-
     def count(self, entry: Entry) -> bool:
         """Replaces an `Unnamed` by a name. False if the name is taken; then ``entry`` is no longer in flight."""
 
@@ -64,7 +61,8 @@ class Replica:
 
     ``cache`` and ``tuning``, which is None until the first run, are the same on all ranks after the same run.
     ``by_bit`` has the entries that were submitted as bits and are not answered yet; those in ``_blank_bits`` are blank
-    on this rank.
+    on this rank. ``_by_name`` has the other entries without an answer. An entry that was answered may still be in
+    flight when its name is answered again, on a rank that has joined, so it must not be found here.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
@@ -74,6 +72,7 @@ class Replica:
         self.cache = Cache()
         self.tuning: Tuning | None = None
         self.by_bit: dict[int, Entry] = {}
+        self._by_name: dict[str, Entry] = {}
         self._blank_bits = 0
 
     def submit(self, entries: Sequence[Entry]) -> Ready:
@@ -95,6 +94,7 @@ class Replica:
                 if entry.is_blank:
                     blank_requests |= 1 << len(requests)
                 requests.append(entry.request)
+                self._by_name[entry.name] = entry
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
@@ -105,7 +105,8 @@ class Replica:
         """
         if run.tuning is not None:
             self.tuning = run.tuning
-        if self.cache.begin(run.generation):
+        if self.cache.begin(run.generation):  # the bits that are forgotten are answered by name
+            self._by_name.update((entry.name, entry) for entry in self.by_bit.values())
             self.by_bit.clear()
             self._blank_bits = 0
         if self._blank_bits:
@@ -137,7 +138,7 @@ class Replica:
             return [], []
         bits = members(batch.bits)
         submitted, known = self.by_bit, self.cache.by_bit
-        has_joined = self._in_flight.find(JOIN_NAME) is not None
+        has_joined = JOIN_NAME in self._by_name
         try:
             for bit in bits if has_joined else ():
                 if bit not in submitted:
@@ -155,10 +156,10 @@ class Replica:
                     self.by_bit[bit].is_blank = False
 
     def _answered(self, response: Response) -> Entry:
-        self.by_bit.pop(self.cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name
-        entry = self._in_flight.find(response.name)
+        name = response.name
+        entry = self._by_name.pop(name, None) or self.by_bit.pop(self.cache.bit_of_name(name), None)
         if entry is None:
             if response.request is None:
-                raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
+                raise ProtocolError(f"rank 0 answered {name!r}, which this rank did not submit")
             entry = of_joined(response.request)
         return entry

@@ -30,9 +30,6 @@ def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
 class InFlight(dict[str, Entry]):
     """A rank's entries by name."""
 
-    def find(self, name: str) -> Entry | None:
-        return self.get(name)
-
     def count(self, entry: Entry) -> bool:
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)

@@ -86,6 +86,20 @@ def test_a_mismatch_fails_the_ranks_that_submitted_the_tensor_and_no_others(is_k
         assert bool(rank.replica.by_bit) == (is_known and not fails)
 
 
+@pytest.mark.parametrize("bit", [-1, 0])
+def test_a_rank_that_has_joined_takes_no_part_in_a_name_that_it_once_submitted(bit: int) -> None:
+    """The ranks that have data may submit a name again while this rank still runs the batch with its own tensor."""
+    rank = Rank()
+    rank.submit(request("a"))
+    rank.submit(JOIN)
+    ran, again = request("a"), request("a", shape=(40,))
+    works, _ = rank.replica.apply(Run(0, (Batch(0, (Response("a", "", (), bit, ran),)),)))
+    assert works[0].entries == [rank.entries["a"]]
+    works, _ = rank.replica.apply(Run(0, (Batch(0, (Response("a", "", (), bit, again),)),)))
+    (entry,) = works[0].entries
+    assert (entry.request, entry.nbytes, entry.group, entry.source) == (again, 160, None, 0)
+
+
 def test_a_rank_that_has_joined_adds_zeros_to_sums_and_nothing_to_what_others_move() -> None:
     rank = Rank()
     rank.remember(request("known"))

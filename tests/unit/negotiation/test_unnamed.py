@@ -33,7 +33,7 @@ def test_an_entry_has_its_name_once_it_is_counted() -> None:
     assert in_flight.take_new() == [entry]
     assert in_flight.count(entry)
     assert entry.name == entry.request.name == "call 0"
-    assert in_flight.find("call 0") is entry
+    assert in_flight.all() == [entry]
     in_flight.finish([entry])
     assert not in_flight
 
