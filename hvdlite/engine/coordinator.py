@@ -2,7 +2,7 @@
 
 A *turn* receives what has come, submits what is new here to the decider, and applies what the decider returns: it
 queues the batches of a run, and an end ends the group on this rank. `hvdlite.engine.deciders` says who decides, and
-`Engine` which thread takes a turn. One thread does at a time.
+`hvdlite.groups.group` which thread takes a turn. One thread does at a time.
 
 The end of a group reaches every rank of it as an `End`, whoever causes it; the first one counts. If a rank merely
 left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted. Ranks are

@@ -25,7 +25,7 @@ class Work:
     """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
 
     ``number`` counts from 1, and is the same on all ranks. A turn and the executor fill in the rest, for
-    `hvdlite.engine.observer.BatchRecord`. ``finished_at``, when its handles were done, exists only if times are kept.
+    the observer. ``finished_at``, when its handles were done, exists only if times are kept.
     """
 
     entries: Sequence[Entry]
