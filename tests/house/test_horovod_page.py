@@ -22,8 +22,8 @@ from tests.house.tree import ROOT
 PAGE = ROOT / "docs/horovod.md"
 NAMES = ROOT / "tests/house/horovod_names.txt"
 _NAME = r"(?P<name>[^`(]+)(?P<call>\((?P<parameters>[^`)]*)\))?"
-_ROW = re.compile(rf"\| `{_NAME}` \| (?P<verdict>[\w ]+) \|.*\|")
-_VERDICTS = {"same", "differs", "not there"}
+_ROW = re.compile(r"\| (?P<names>`[^`]+`(?:, `[^`]+`)*) \| [^|]+ \|")
+_LISTS = {"The same": "same", "Not there": "not there", "Refused, with an explanation": "differs"}
 
 # Prints, for each name, None if it does not exist, else the names of its parameters, [] where it has no signature.
 _RESOLVE = """
@@ -58,7 +58,7 @@ print(json.dumps({name: describe(name) for name in json.load(sys.stdin)}))
 
 
 class Row(NamedTuple):
-    """One row: the heading that it is under, and what it says."""
+    """What the page says about a name: the heading that the name is under, and whether hvdlite has the name."""
 
     section: str
     name: str
@@ -70,23 +70,29 @@ class Row(NamedTuple):
 
 
 def _rows() -> Iterator[Row]:
-    """The names of Horovod's, each with the verdict of its row on the page: without a row it is the same."""
-    rows = {(row.section, row.name): row for row in _rows_of_the_page()}
-    for section, match in _names():
-        row = rows.pop((section, match["name"]), Row(section, match["name"], None, "same"))
-        yield row._replace(parameters=_parameters(match))
-    yield from rows.values()
+    """What the page says about each name, with the parameters that the name has in Horovod."""
+    parameters = {(section, match["name"]): _parameters(match) for section, match in _names()}
+    for row in _rows_of_the_page():
+        yield row._replace(parameters=parameters.pop((row.section, row.name), None))
+    assert not parameters, f"not on the page: {parameters}"
 
 
 def _rows_of_the_page() -> Iterator[Row]:
+    """Lists name their verdict, and rows of tables differ. Remarks in parentheses are no names."""
     section = ""
-    for line in PAGE.read_text().splitlines():
-        if heading := re.fullmatch(r"## `(.+)`", line):
+    for paragraph in PAGE.read_text().split("\n\n"):
+        opening, _, names = paragraph.partition(": ")
+        if heading := re.fullmatch(r"## `(.+)`", paragraph):
             section = heading[1]
-        elif line.startswith("| `"):
-            match = _ROW.fullmatch(line)
-            assert match, line
-            yield Row(section, match["name"], _parameters(match), match["verdict"])
+        elif opening in _LISTS:
+            for name in re.findall(r"`([^`]+)`", re.sub(r"\([^)]*\)", "", names)):
+                yield Row(section, name, None, _LISTS[opening])
+        elif paragraph.startswith("| name |"):
+            for line in paragraph.splitlines()[2:]:
+                match = _ROW.fullmatch(line)
+                assert match, line
+                for name in re.findall(r"`([^`]+)`", match["names"]):
+                    yield Row(section, name, None, "differs")
 
 
 def _names() -> Iterator[tuple[str, re.Match[str]]]:
@@ -149,11 +155,9 @@ def test_the_variable_is_read_or_not(row: Row) -> None:
 
 def test_the_page_is_complete() -> None:
     assert len(ROWS) > 150
-    assert {row.verdict for row in ROWS} == _VERDICTS
+    assert {row.verdict for row in ROWS} == set(_LISTS.values())
     assert len({str(row) for row in ROWS}) == len(ROWS)
-    text = PAGE.read_text()
-    assert [row.name for row in ROWS if f"`{row.name}`" not in text and f"`{row.name}(" not in text] == []
-    page = set(re.findall(r"\w+", text))
+    page = set(re.findall(r"\w+", PAGE.read_text()))
     assert {name for name in hvdlite.torch.__all__ if not name.startswith("__")} - page - _OWN == set()
     assert {name for spec in table() for name in spec.variables if name.startswith("HOROVOD_")} <= page
 
