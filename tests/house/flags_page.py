@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hvdlite.launcher.options.flags import SETTINGS, Always, Flag, NoEffect, Sets
-from hvdlite.launcher.options.table import FLAGS, describe
+from hvdlite.launcher.options.table import FLAGS
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/hvdrun.md"
 _BEGIN = "## Horovod's flags\n"
 _HEAD = """
 `-np`, `-H` and the like are [listed with Horovod's names](horovod.md#horovodrun). A key is one of the file of
-`--config-file`. A flag without effect is reported in one line, and the job starts; a refused flag starts nothing.
-`make docs` generates this section.
+`--config-file`. [Settings](settings.md) describes the variables. A flag without effect is reported in one line, and the
+job starts; a refused flag starts nothing. `make docs` generates this section.
 
 | flag | key | here |
 |---|---|---|
@@ -49,7 +49,7 @@ def _effect(flag: Flag) -> str:
     match flag:
         case Sets(setting=name, is_negated=is_negated):
             how = ", where 1 means off" if is_negated else ""
-            return f"sets `{SETTINGS[name].variables[0]}`{how}: {describe(flag)}"
+            return f"sets `{SETTINGS[name].variables[0]}`{how}"
         case Always():
             return f"always so: {flag.note}"
         case NoEffect():
