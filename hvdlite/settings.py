@@ -86,13 +86,9 @@ class Settings:
         "", "IP address where this rank's links across hosts listen; empty: the loopback's", begins="This host"
     )
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
-    encrypt_data: bool = _setting(False, "also encrypt tensors between hosts, where control messages always are")
-    report: str = _setting(
-        "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
-    )
-    blackbox: str = _setting(
-        "", "descriptor and inode of memory of hvdrun's, in which a rank records what it does, as in 8:81235"
-    )
+    encrypt_data: bool = _setting(False, "also encrypt tensors between hosts; control messages always are")
+    report: str = _setting("", "pipe to hvdrun for the reason why a rank's session ended, as DESCRIPTOR:INODE")
+    blackbox: str = _setting("", "memory of hvdrun in which a rank records what it does, as DESCRIPTOR:INODE")
     fusion_threshold: int = _setting(
         128 << 20,
         "largest batch made of several tensors; 0: no fusion",
@@ -105,7 +101,7 @@ class Settings:
         16384, "number of tensors whose descriptions are cached; 0: none", unit="tensors", horovod=True, at_least=0
     )
     cycle_time: float = _setting(
-        0.0, "how long ready tensors are held back so that more of them fuse", unit="ms", horovod=True, at_least=0
+        0.0, "how long ready tensors are held back to fuse more of them", unit="ms", horovod=True, at_least=0
     )
     stall_check_disable: bool = _setting(False, "do not warn when some ranks do not submit a tensor", horovod=True)
     stall_check_time_seconds: float = _setting(
@@ -127,13 +123,13 @@ class Settings:
     heartbeat_interval: float = _setting(0.5, "time between heartbeats of a quiet link", unit="s", at_least=0.05)
     peer_timeout: float = _setting(2.5, "a peer whose heartbeats stop for this long is lost", unit="s", at_least=0.1)
     progress_timeout: float = _setting(
-        120.0, "a running batch that moves no bytes for this long fails; the last resort", unit="s", at_least=1
+        120.0, "a running batch that moves no bytes for this long fails", unit="s", at_least=1
     )
 
     check_parameters: str = _setting(
         "1",
-        "compare the parameters of all ranks in the first step of an optimizer, and some of them in each later one; 1: "
-        "warn of a difference, error: raise Mismatch on all ranks; one rank turns it off for all",
+        "compare the parameters of all ranks, all in an optimizer's first step and some in each later one; 1: warn of "
+        "a difference; error: raise Mismatch on all ranks; 0 on one rank: off for all",
         choices=("0", "1", "error"),
         begins="Training",
     )
@@ -144,7 +140,7 @@ class Settings:
     )
     tensorflow_route: str = _setting(
         "auto",
-        "how collectives in graphs of TensorFlow reach hvdlite; auto: compiled operations if there is a compiler, else "
+        "how graphs of TensorFlow call hvdlite; auto: compiled operations if there is a compiler, else "
         "tf.numpy_function",
         choices=("auto", "compiled", "numpy"),
     )
@@ -157,8 +153,7 @@ class Settings:
     )
     gpu_plane: str = _setting(
         "auto",
-        "data plane for the memory of GPUs; auto: NCCL if all ranks of the group have it, else staged, that is through "
-        "memory of the host",
+        "data plane for GPU memory; auto: NCCL if all ranks of the group have it, else staged through host memory",
         choices=("auto", "nccl", "staged"),
     )
     shm_chunk: int = _setting(
@@ -167,8 +162,8 @@ class Settings:
     shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
     spin: float = _setting(
         -1.0,
-        "how long a waiting rank spins before it sleeps, rarely while that is in vain; negative: as long as a wake-up "
-        "takes on its host, from 50 to 2000, but 0 with more ranks than cores",
+        "how long a waiting rank spins before it sleeps; spins that keep failing become rare; negative: as long as a "
+        "wake-up takes on its host, 50 to 2000, or 0 with more ranks than cores",
         unit="µs",
         at_least=-1,
     )
@@ -179,14 +174,14 @@ class Settings:
     )
     keep_freed: bool = _setting(
         True,
-        "let glibc's allocator keep freed memory for the next batch or step; off, or with variables of glibc such as "
-        "MALLOC_TRIM_THRESHOLD_, the allocator is left alone",
+        "let glibc keep freed memory for the next batch or step; 0, or a variable of glibc such as "
+        "MALLOC_TRIM_THRESHOLD_, leaves its allocator alone",
     )
 
     timeline: str = _setting(
         "",
-        "file for the timeline, which hvdrun writes, and else each of several ranks with .rankN behind its name; "
-        "DYNAMIC: none before start_timeline(); empty: none",
+        "file of the timeline, written by hvdrun; without hvdrun each of several ranks writes FILE.rankN; DYNAMIC: "
+        "none before start_timeline(); empty: none",
         horovod=True,
         begins="Timeline",
     )
@@ -202,12 +197,12 @@ class Settings:
     log_hide_time: bool = _setting(False, "no time stamps in messages", horovod=True)
     summary: bool = _setting(
         True,
-        "say at the end of a job of 2 s or more where its time went, or that its ranks did nothing together; "
-        "hvdrun --quiet turns it off",
+        "report at the end of a job of 2 s or more where its time went, or that its ranks did nothing together; hvdrun "
+        "--quiet turns it off",
     )
     traceback: str = _setting(
         "short",
-        "short: uncaught errors of the user are shown without the frames of hvdlite below the user's call",
+        "short: uncaught errors of the user are shown without frames of hvdlite below the user's call",
         choices=("short", "full"),
     )
 

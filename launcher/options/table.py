@@ -90,7 +90,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "--thread-affinity",
         "CORE",
         "library_options.thread_affinity",
-        note="the threads of the library run where the system puts them; taskset in the command binds a whole rank",
+        note="the system places the threads of the library; taskset in the command binds a whole rank",
     ),
     # What would be something else than was asked for.
     Refused("--min-np --min-num-proc", "N", note=_ELASTIC),
