@@ -116,7 +116,8 @@ def test_averages_of_integers_are_those_of_whole_numbers(group: Group) -> None:
         of_extremes = [oracle.extremes(dtype, rank, size) for rank in range(size)]
         for pre, post in ((1.0, 1 / size), (0.5, 1 / size), (1.0, 2 / size), (1.0, 0.7 / size), (3.7, -0.3)):
             assert_reduced(group, of_extremes, dtype, Average, pre, post)
-        many = [oracle.random(rng, dtype, 70_011 // dtype.itemsize) for _ in range(size)]
+        count = 17_503 if dtype is DType.INT32 else 1237  # the oracle computes with Python's integers
+        many = [oracle.random(rng, dtype, count) for _ in range(size)]
         assert_reduced(group, many, dtype, Average, 1.0, 1 / size)
 
 

@@ -31,8 +31,8 @@ def test_nobody_leaves_a_barrier_before_all_have_entered(group: Group) -> None:
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reducescatter", "alltoall", "barrier"])
-def test_abort_ends_a_waiting_rank_with_its_error(trio: Group, collective: str) -> None:
-    plane = trio.planes[0]
+def test_abort_ends_a_waiting_rank_with_its_error(own_trio: Group, collective: str) -> None:
+    plane = own_trio.planes[0]
     error = PeerLost(2, "here", "it went silent")
     array = np.ones(100_000, np.float32)
     streams = [spans_of((array, array)), receiving(array), spans_of()]
@@ -67,9 +67,9 @@ def test_abort_ends_a_waiting_rank_with_its_error(trio: Group, collective: str) 
         assert caught.value is error
 
 
-def test_the_first_abort_counts(group: Group) -> None:
+def test_the_first_abort_counts(own_group: Group) -> None:
     first, second = PeerLost(0, "here", "first"), PeerLost(1, "there", "second")
-    for plane in group.planes:
+    for plane in own_group.planes:
         plane.abort(first)
         plane.abort(second)
         with pytest.raises(PeerLost) as caught:
@@ -88,8 +88,8 @@ def test_silence_ends_with_a_timeout(kind: PlaneUnderTest) -> None:
             planes[1].barrier()
 
 
-def test_a_closed_plane_may_be_closed_again(group: Group) -> None:
-    group.run(lambda plane: plane.barrier())
-    for plane in group.planes:
+def test_a_closed_plane_may_be_closed_again(own_group: Group) -> None:
+    own_group.run(lambda plane: plane.barrier())
+    for plane in own_group.planes:
         plane.close()
         plane.close()
