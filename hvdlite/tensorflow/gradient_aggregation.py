@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives.compression import Compression
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.passes import LocalGradientAggregationHelper
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.training.buckets import Groups

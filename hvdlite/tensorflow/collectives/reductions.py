@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.ops import OP_NAMES, Average, Compressor, ProcessSet, Sum, global_process_set, group_of
-from hvdlite.tensorflow.collectives.compression import Compression
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of, suffixed
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.operation.autograph import converted
 
 

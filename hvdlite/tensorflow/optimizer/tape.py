@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives.compression import Compression
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.training.buckets import Groups, merged
 

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from hvdlite.ops import Collectives, GroupHandle, Handle, group_of
 from hvdlite.ops.handles import run
 from hvdlite.session import rank
-from hvdlite.torch.collectives.compression import NoneCompressor
+from hvdlite.training.compression import NoneCompressor
 
 Tensors = tuple[torch.Tensor, ...]
 Form = TypeVar("Form", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ import torch
 from hvdlite.ops import OP_NAMES, Adasum, Average, Compressor, ProcessSet, Sum, global_process_set
 from hvdlite.session import size
 from hvdlite.torch.collectives.adapter import refuse_wrapped
-from hvdlite.torch.collectives.compression import Compression
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.gradients import GradientReducer

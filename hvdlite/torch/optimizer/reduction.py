@@ -20,9 +20,9 @@ import torch
 
 from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Synced
 from hvdlite.torch.collectives.adapter import dense
-from hvdlite.torch.collectives.compression import wire_dtype
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
+from hvdlite.torch.compression import wire_dtype
 from hvdlite.torch.optimizer.places import IN_PLACE
 from hvdlite.training.reduction import Flight, Reduction
 
