@@ -18,8 +18,8 @@ from hvdlite.dynamo import outside_of_graphs
 from hvdlite.keras import backend, keras_2
 from hvdlite.keras.reduction import GradientReduction, overwrites
 from hvdlite.ops import OP_NAMES, Average, ProcessSet, Sum, global_process_set
-from hvdlite.session import size
 from hvdlite.training.buckets import merged
+from hvdlite.training.reduction import check_choices
 
 
 class Distributed:
@@ -93,19 +93,18 @@ def DistributedOptimizer(
 
     Raises ValueError for invalid arguments, and HorovodInternalError before ``init``.
     """
-    return _distributed(
+    return PartialDistributedOptimizer(
         optimizer,
-        [],
-        name=name,
+        name,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
         op=op,
-        passes=backward_passes_per_step,
-        averages_passes=average_aggregated_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
         groups=merged(groups, num_groups),
         process_set=process_set,
-        scales_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
     )
 
 
@@ -132,20 +131,31 @@ def PartialDistributedOptimizer(
     layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers or ())
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise ValueError("local_layers must be Keras layers")
-    return _distributed(
-        optimizer,
-        layers,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
+    _check(optimizer, backward_passes_per_step, layers, op, gradient_predivide_factor, groups, process_set)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    _accumulate(inner, backward_passes_per_step)
+    reduction = GradientReduction(
+        name=name or inner.name,
         op=op,
-        passes=backward_passes_per_step,
-        averages_passes=average_aggregated_gradients,
-        groups=groups,
+        compression=compression,
+        predivide_factor=float(gradient_predivide_factor),
+        sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        factor=1.0 if average_aggregated_gradients else float(backward_passes_per_step),
+        local_layers=layers,
         scales_local=scale_local_gradients,
     )
+    users = type(inner)
+    # Keras writes `__class__` into a saved model, which so opens without hvdlite.
+    namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
+    if keras_2.has_made(inner):
+        namespace |= keras_2.WITHOUT_LOSS_SCALING
+    else:
+        _agree_on_finite()
+    object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
+    if backend.NAME == "torch":  # where dynamo would find the methods of `__class__`, and trace past ours
+        object.__setattr__(inner, "apply", outside_of_graphs(inner.apply))
+    return optimizer
 
 
 def reduction_of(optimizer: Any) -> GradientReduction | None:
@@ -161,48 +171,6 @@ def refuse_distribution() -> None:
             "a keras.distribution is set, which reduces gradients by itself; use either that with the bare optimizer, "
             "or DistributedOptimizer and no keras.distribution.set_distribution()"
         )
-
-
-def _distributed(
-    optimizer: Any,
-    local_layers: list[Any],
-    *,
-    name: str | None,
-    compression: Any,
-    sparse_as_dense: bool,
-    predivide_factor: float,
-    op: int,
-    passes: int,
-    averages_passes: bool,
-    groups: Any,
-    process_set: ProcessSet,
-    scales_local: bool,
-) -> Any:
-    _check(optimizer, passes, local_layers, op, predivide_factor, groups, process_set)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    _accumulate(inner, passes)
-    reduction = GradientReduction(
-        name=name or inner.name,
-        op=op,
-        compression=compression,
-        predivide_factor=float(predivide_factor),
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        factor=1.0 if averages_passes else float(passes),
-        local_layers=local_layers,
-        scales_local=scales_local,
-    )
-    users = type(inner)
-    # Keras writes `__class__` into a saved model, which so opens without hvdlite.
-    namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
-    if keras_2.has_made(inner):
-        namespace |= keras_2.WITHOUT_LOSS_SCALING
-    else:
-        _agree_on_finite()
-    object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
-    if backend.NAME == "torch":  # where dynamo would find the methods of `__class__`, and trace past ours
-        object.__setattr__(inner, "apply", outside_of_graphs(inner.apply))
-    return optimizer
 
 
 def _check(
@@ -226,15 +194,9 @@ def _check(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if op not in (Average, Sum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported by Keras optimizers; use hvd.Average or hvd.Sum")
-    if predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
-    if not predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
     if isinstance(groups, int) and groups <= 0:
         raise ValueError(f"groups must be a positive number or lists of variables, got {groups}")
-    size()  # raises before init
-    if process_set.included() is None:
-        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+    check_choices(op, predivide_factor, process_set)
     refuse_distribution()
 
 

@@ -7,9 +7,21 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvdlite.ops import Collectives, Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.ops import Average, Collectives, Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.session import size
 
 T = TypeVar("T")
+
+
+def check_choices(op: int, predivide_factor: float, process_set: ProcessSet) -> None:
+    """Raises ValueError for choices of an optimizer that do not go together, and before ``init``."""
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
+    if not predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+    size()  # raises before init
+    if process_set.included() is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
 
 
 class Flight(Protocol[T]):

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hvdlite.ops import OP_NAMES, Adasum, Average, Compressor, ProcessSet, Sum, global_process_set
-from hvdlite.session import size
 from hvdlite.torch.collectives.adapter import refuse_wrapped
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
@@ -26,6 +25,7 @@ from hvdlite.torch.optimizer.scaling import watch_scalers
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
 from hvdlite.training.buckets import Groups, in_buckets, merged
 from hvdlite.training.naming import names_of
+from hvdlite.training.reduction import check_choices
 
 
 class _GradientStep(DistributedStep):
@@ -227,13 +227,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float, process_set: Proces
         raise ValueError("this optimizer is wrapped in a DistributedOptimizer already; use that one")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
-    if predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
-    if not predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
-    size()  # raises before init
-    if process_set.included() is None:
-        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+    check_choices(op, predivide_factor, process_set)
 
 
 watch_scalers(lambda optimizer: isinstance(optimizer, _GradientStep) and optimizer._reducer.is_reducing)
