@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet, global_process_set, objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
-from hvdlite.tensorflow.operation.errors import in_both
+from hvdlite.tensorflow.operation.errors import raising_both
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.explanations import explain
 
@@ -102,10 +101,8 @@ def broadcast_object(
     It does so at once, also where TensorFlow 1 would need a ``session``, which is accepted for Horovod scripts.
     """
     _refuse_in_function()
-    try:
+    with raising_both():
         return objects.broadcast_object(obj, root_rank, name, process_set)
-    except HvdError as error:
-        raise in_both(error) from error.__cause__
 
 
 def broadcast_object_fn(
@@ -123,10 +120,8 @@ def allgather_object(
     A ``session`` is accepted for Horovod scripts.
     """
     _refuse_in_function()
-    try:
+    with raising_both():
         return objects.allgather_object(obj, name, process_set)
-    except HvdError as error:
-        raise in_both(error) from error.__cause__
 
 
 def _refuse_in_function() -> None:

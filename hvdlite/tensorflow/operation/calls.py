@@ -141,5 +141,4 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _parts(text: bytes) -> tuple[str, Mapping[str, Any], list[int] | None, int, int | None]:
-    form, arguments, ranks, size, rank = json.loads(text)
-    return form, arguments, ranks, size, rank
+    return tuple(json.loads(text))

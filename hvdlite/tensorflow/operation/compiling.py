@@ -14,7 +14,7 @@ import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -84,8 +84,7 @@ def _is_ours(path: Path) -> bool:
     return True
 
 
-def _check(path: Path, found: os.stat_result, is_kind: object) -> None:
-    assert callable(is_kind)
+def _check(path: Path, found: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     if not is_kind(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CannotCompile(f"{path} belongs to somebody else, or others may write to it; remove it or set its mode")
 

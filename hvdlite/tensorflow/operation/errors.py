@@ -7,7 +7,8 @@ class of `tf.errors` and the text; `last_error` then returns the object itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import tensorflow as tf
@@ -116,6 +117,15 @@ def in_both(error: Exception) -> Exception:
     made.__dict__.update(error.__dict__, **_of_tensorflow(text, code_of(made)))
     made.__cause__ = error.__cause__
     return made
+
+
+@contextmanager
+def raising_both() -> Iterator[None]:
+    """Raises errors from inside as `in_both` converts them."""
+    try:
+        yield
+    except (HvdError, ValueError) as error:
+        raise in_both(error) from error.__cause__
 
 
 def _kind_of(error: Exception) -> Any:

@@ -35,13 +35,6 @@ _SAVING: Final = ("tensorflow.python.saved_model.save", "_trace_gradient_functio
 _LOOP_OVER_A_DATASET: Final = ("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan")
 
 
-def refuse_other_graphs(graph: Any) -> None:
-    """Raises an error that says what to do, unless TensorFlow itself runs ``graph`` in the order of the program."""
-    refusal = _refusal(graph)
-    if refusal is not None:
-        raise refusal
-
-
 def session_graph() -> Any:
     """Returns the graph of TensorFlow 1 that is being built, for a session to run; None if there is none."""
     with tf.init_scope():  # out of all functions that are being built
@@ -124,26 +117,26 @@ def is_saving() -> bool:
     return _SAVING in _builders()
 
 
-def _refusal(graph: Any) -> Exception | None:
+def refuse_other_graphs(graph: Any) -> None:
+    """Raises an error that says what to do, unless TensorFlow itself runs ``graph`` in the order of the program."""
     if control_flow_util.GraphOrParentsInXlaContext(graph):
-        return ValueError(
+        raise ValueError(
             "a collective cannot be compiled by XLA, because it waits for other processes; pass jit_compile=False to "
             "the tf.function, or to model.compile(), in which it is called"
         )
     builders = list(_builders())
     if _VECTORIZING in builders:
         # Of a ValueError TensorFlow would make a sentence of its own.
-        return RuntimeError(
+        raise RuntimeError(
             "a collective cannot be vectorized; use tf.map_fn in place of tf.vectorized_map, and pass "
             "experimental_use_pfor=False to tape.jacobian and tape.batch_jacobian"
         )
     loops = builders.count(_LOOP_OVER_A_DATASET)  # each builds a dataset whose function runs in the program's order
     if builders.count(_OF_A_DATASET) > loops:
-        return ValueError(
+        raise ValueError(
             "a collective cannot run inside tf.data, whose functions run in any order and ahead of the program; "
             "call it in the training step, on what the dataset yields"
         )
-    return None
 
 
 def _builders() -> Iterator[tuple[Any, str]]:
@@ -163,9 +156,7 @@ def _look_at(operation: Any, _reads: Any, _writes: Any) -> bool:
             _order_of(graph).waits.append(operation.name)
     elif _is_call(kind) and any(map(_has_collective, _functions_of(operation.node_def))):
         # A function that was traced before is not traced again where another graph calls it.
-        refusal = _refusal(graph)
-        if refusal is not None:
-            raise refusal
+        refuse_other_graphs(graph)
         _order_of(graph).put_behind_all(operation)
     elif kind == "ReduceDataset" and graph in _orders:  # whose dataset may have such a function
         _order_of(graph).put_behind_all(operation)

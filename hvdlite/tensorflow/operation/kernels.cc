@@ -222,10 +222,6 @@ void start(void* argument, TF_OpKernelContext* context) {
   if (!status.is_ok()) TF_OpKernelContext_Failure(context, status);
 }
 
-void* make_finish(TF_OpKernelConstruction*) { return nullptr; }
-
-void remove_finish(void*) {}
-
 void finish(void*, TF_OpKernelContext* context) {
   Status status;
   TF_Tensor* input = nullptr;
@@ -275,8 +271,8 @@ int registered() {
   TF_RegisterKernelBuilder("HvdliteStart", TF_NewKernelBuilder("HvdliteStart", "CPU", make_start, start, remove_start),
                            status);
   if (!status.is_ok()) return TF_GetCode(status);
-  TF_RegisterKernelBuilder("HvdliteFinish",
-                           TF_NewKernelBuilder("HvdliteFinish", "CPU", make_finish, finish, remove_finish), status);
+  TF_RegisterKernelBuilder("HvdliteFinish", TF_NewKernelBuilder("HvdliteFinish", "CPU", nullptr, finish, nullptr),
+                           status);
   return TF_GetCode(status);
 }
 

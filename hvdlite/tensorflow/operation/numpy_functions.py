@@ -51,28 +51,18 @@ class NumpyFunctions:
             return _finish_node(ticket, news, dtypes, is_last)
 
 
-class SessionFunctions:
-    """The nodes of a collective in a graph that a session runs.
+def session_nodes(text: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+    """Adds the three nodes of a collective in a graph that a session runs.
 
-    A session has resources of its own, and so does not find the queue of a ticket. An iterator brings its own with it,
-    wherever it was made, so the graph waits for one whose next element is that of the queue.
+    A session has resources of its own, and so does not find the queue of a ticket. It waits for an iterator whose next
+    element is that of the queue. An iterator works in every session, and keeps no thread of the session waiting.
+
+    Returns the results as a list, or the operation if there are none.
     """
-
-    def start(self, text: str, tensors: Sequence[Any]) -> Any:
-        return _start_node(text, tensors)[0]
-
-    def wait(self, ticket: Any) -> Any:
-        """Adds the node that ends when there is news of the ticket. It keeps no thread of the session waiting."""
-        (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])
-        (news,) = tf.raw_ops.IteratorGetNext(iterator=iterator, output_types=[tf.bool], output_shapes=[[]])
-        return news
-
-    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Any:
-        """Adds the node that hands out the results of the ticket: a list, or of a call without any the operation."""
-        return _finish_node(ticket, news, dtypes, True)
-
-
-SESSION_FUNCTIONS: Final = SessionFunctions()
+    ticket, _ = _start_node(text, tensors)
+    (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])
+    (news,) = tf.raw_ops.IteratorGetNext(iterator=iterator, output_types=[tf.bool], output_shapes=[[]])
+    return _finish_node(ticket, news, dtypes, True)
 
 
 def _start_node(text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:

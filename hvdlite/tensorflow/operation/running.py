@@ -14,9 +14,9 @@ from hvdlite.ops import ProcessSet
 from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
-from hvdlite.tensorflow.operation.errors import in_both, remember
+from hvdlite.tensorflow.operation.errors import in_both, raising_both, remember
 from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, note_function, refuse_other_graphs, session_graph
-from hvdlite.tensorflow.operation.numpy_functions import SESSION_FUNCTIONS
+from hvdlite.tensorflow.operation.numpy_functions import session_nodes
 from hvdlite.tensorflow.operation.pending import NEWS, give_up_ended
 from hvdlite.tensorflow.operation.route import route
 
@@ -24,10 +24,8 @@ from hvdlite.tensorflow.operation.route import route
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Returns the results of ``call`` for ``tensors`` (see `Call`)."""
     if tf.executing_eagerly():
-        try:
+        with raising_both():
             return _run_at_once(call, tensors)
-        except (HvdError, ValueError) as error:
-            raise in_both(error) from error.__cause__
     try:
         return _add_nodes(call, tensors)
     except HvdError as error:
@@ -93,8 +91,7 @@ def _in_session(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph
     text = encoded(named_in(graph, call))
     note_function(text, graph)
     with tf.name_scope(f"{SCOPE}{call.form}"):
-        ticket = SESSION_FUNCTIONS.start(text, tensors)
-        return SESSION_FUNCTIONS.finish(ticket, SESSION_FUNCTIONS.wait(ticket), dtypes)
+        return session_nodes(text, tensors, dtypes)
 
 
 def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:

@@ -82,16 +82,9 @@ def PartialDistributedGradientTape(
 
     They are divided by the number of ranks unless ``scale_local_gradients`` is False.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=merged(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    together = merged(groups, num_groups)
+    arguments = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
+    tape = _DistributedGradientTape(gradtape, GradientReduction(*arguments, scale_local_gradients))
     is_one = local_layers is not None and not isinstance(local_layers, (list, tuple, set))
     for layer in [local_layers] if is_one else local_layers or ():
         for variable in layer.trainable_weights:
