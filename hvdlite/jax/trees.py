@@ -20,7 +20,6 @@ from hvdlite.ops import (
     Sum,
     global_process_set,
     group_of,
-    synchronize_all,
 )
 from hvdlite.ops.handles import run
 from hvdlite.ops.numbers import is_number
@@ -113,14 +112,7 @@ class _Broadcast:
     root_rank: int
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        """Broadcasts have no grouped form; together they are in flight at once."""
-        numbered = [None if self.name is None else f"{self.name}[{index}]" for index in range(len(leaves))]
-        pairs = zip(leaves, numbered, strict=True)
-        with group_of(self.process_set).burst():
-            handles = [
-                collectives.broadcast_async(leaf, self.root_rank, name, self.process_set) for leaf, name in pairs
-            ]
-        return synchronize_all(handles)
+        return collectives.grouped_broadcast(leaves, self.root_rank, self.name, self.process_set)
 
     def results(self, leaves: Leaves) -> Sequence[Any]:
         return [_like(leaf) for leaf in leaves]

@@ -15,7 +15,7 @@ from hvdlite.ops import Average, Max, Min, ProcessSet, group_of
 from hvdlite.session import current
 from hvdlite.training.explanations import ABSENT
 from hvdlite.training.naming import known_as
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 Key = Callable[[Any], Any]
 

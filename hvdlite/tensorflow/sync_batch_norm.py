@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdlite.ops import ProcessSet, Sum, global_process_set
 from hvdlite.tensorflow.collectives.names import are_counted
 from hvdlite.tensorflow.collectives.reductions import allreduce
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 @keras.saving.register_keras_serializable(package="hvdlite")

@@ -33,8 +33,7 @@ from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.ops import Group, Synced, group_of
 from hvdlite.session import local_size, size
 from hvdlite.training.parameter_check import ParameterCheck
-from hvdlite.training.peers import group_with_peers
-from hvdlite.training.reduction import Flight, Reduction
+from hvdlite.training.reduction import Flight, Reduction, group_with_peers
 
 T = TypeVar("T")
 

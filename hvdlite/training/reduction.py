@@ -7,10 +7,22 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvdlite.ops import Average, Collectives, Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.ops import Average, Collectives, Compressor, Entry, Group, ProcessSet, Synced, global_process_set, group_of
 from hvdlite.session import size
 
 T = TypeVar("T")
+
+
+def group_with_peers(process_set: ProcessSet) -> Group | None:
+    """Returns the group of ``process_set``; None if this rank is not in it, or alone there.
+
+    Raises HorovodInternalError before ``init`` and after ``shutdown``, and ValueError for a set that is not registered,
+    so that nobody trains alone without noticing.
+    """
+    if process_set is not global_process_set and process_set.included() is False:
+        return None
+    group = group_of(process_set)
+    return group if group.size > 1 else None
 
 
 def check_choices(op: int, predivide_factor: float, process_set: ProcessSet) -> None:

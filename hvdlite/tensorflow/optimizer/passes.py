@@ -14,7 +14,7 @@ from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.tensorflow.operation.autograph import converted
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensorflow.optimizer.reduction import divided
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 class LocalGradientAggregationHelper:

@@ -14,7 +14,7 @@ from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allredu
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.explanations import ABSENT, explain
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 class GradientReduction:

@@ -81,7 +81,9 @@ class TensorAdapter:
                 return output, address
         except RuntimeError:
             pass
-        return _empty_in_memory(shape, like)
+        with _in_memory():
+            output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
+        return output, output.data_ptr()
 
     def counts(self, values: Sequence[int]) -> torch.Tensor:
         with _in_memory():
@@ -226,12 +228,6 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 def _element_type(dtype: torch.dtype) -> ElementType:
     return _DTYPES[dtype] if dtype in _DTYPES else Opaque(str(dtype).removeprefix("torch."), dtype.itemsize)
-
-
-def _empty_in_memory(shape: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
-    with _in_memory():
-        output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
-    return output, output.data_ptr()
 
 
 def _place_of(tensor: torch.Tensor) -> torch.device | str:

@@ -76,22 +76,26 @@ def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any
     tensors = given["tensors"] if "tensors" in given else [given["tensor"]]
     if given.get("average") is not None or given.get("compression") is not None:
         return None
-    op = given.get("op", Average)
-    reduction = (Average if op is None else op, given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0))
-    rank = given.get("root_rank", given.get("rank", 0))
-    if not _are_plain(tensors, given["name"], given["process_set"], *reduction, rank):
+    op, rank = given.get("op", Average), given.get("root_rank", given.get("rank", 0))
+    numbers = (Average if op is None else op, given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0))
+    if not _are_plain(tensors, given, rank, *numbers):
         return None
     shapes = shapes_of(tensors, rank)
     if shapes is None:
         return None
-    results = _known(name, tensors, shapes, given["name"], *reduction, rank)
+    op, prescale, postscale = numbers
+    call = (name, given["name"], op, float(prescale), float(postscale), rank)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        results = list(_Known.apply(call, shapes, *tensors))  # type: ignore[no-untyped-call]
+    else:
+        results, _ = _run(call, shapes, tensors)
     return results if "tensors" in given else results[0]
 
 
 def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
     """Runs a collective whose rows other ranks decide, as `_run_here` does."""
     tensor, splits, rank = given["tensor"], given.get("splits"), given.get("root_rank", 0)
-    if not _are_plain([tensor], given["name"], given["process_set"], rank=rank):
+    if not _are_plain([tensor], given, rank):
         return None
     if not (splits is None or isinstance(splits, list)):
         return None
@@ -127,20 +131,14 @@ barrier.__doc__ = ops.barrier.__doc__
 
 
 def _are_plain(
-    tensors: Any,
-    name: Any,
-    process_set: Any,
-    op: Any = 0,
-    prescale: Any = 1.0,
-    postscale: Any = 1.0,
-    rank: Any = 0,
+    tensors: Any, given: Mapping[str, Any], rank: Any, op: Any = 0, prescale: Any = 1.0, postscale: Any = 1.0
 ) -> bool:
     return (
-        process_set is global_process_set
+        given["process_set"] is global_process_set
         and isinstance(tensors, (list, tuple))
         and len(tensors) > 0
         and all(isinstance(each, torch.Tensor) and each.layout is torch.strided and each.is_cpu for each in tensors)
-        and (name is None or isinstance(name, str))
+        and (given["name"] is None or isinstance(given["name"], str))
         and isinstance(op, int)
         and isinstance(prescale, (int, float))
         and isinstance(postscale, (int, float))
@@ -182,23 +180,6 @@ _SHAPES: Final[Mapping[Result, Callable[[Any, Any], Any]]] = {
 
 
 # ---- calls of the operators
-
-
-def _known(
-    form: str,
-    tensors: Any,
-    shapes: Any,
-    name: Any,
-    op: Any = 0,
-    prescale: Any = 1.0,
-    postscale: Any = 1.0,
-    rank: Any = 0,
-) -> list[torch.Tensor]:
-    call = (form, name, op, float(prescale), float(postscale), rank)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_Known.apply(call, shapes, *tensors))  # type: ignore[no-untyped-call]
-    outputs, _ = _run(call, shapes, tensors)
-    return outputs
 
 
 def _run(call: Any, shapes: Any, tensors: Any) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -54,21 +54,13 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         schema=f"(Tensor(a!) order, Tensor(b!)[] outputs, Tensor(c!) receipt, Tensor[] inputs, {arguments}) -> ()",
     )
     def collective(
-        order: torch.Tensor,
-        outputs: Sequence[torch.Tensor],
-        receipt: torch.Tensor,
-        inputs: Sequence[torch.Tensor],
-        form: str,
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        rank: int,
+        order: Any, outputs: Any, receipt: torch.Tensor, inputs: Any, form: str, name: str | None, *numbers: Any
     ) -> None:
         if form == "barrier":
             barrier()
             return
-        handle, results = run(form, inputs, name, (op, prescale, postscale), rank)
+        *reduction, rank = numbers
+        handle, results = run(form, inputs, name, reduction, rank)
         text = torch.frombuffer(bytearray(handle.name.encode()), dtype=torch.uint8)
         receipt.zero_()[: len(text)] = text
         for output, result in zip(outputs, results, strict=True):
@@ -81,12 +73,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         " -> (Tensor, Tensor)",
     )
     def exchange(
-        order: torch.Tensor,
-        input: torch.Tensor,
-        form: str,
-        name: str | None,
-        rank: int,
-        splits: Sequence[int] | None,
+        order: Any, input: torch.Tensor, form: str, name: str | None, rank: int, splits: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         handle, results = run(form, [input], name, (), rank, splits)
         return results[0], torch.tensor(handle.rows, dtype=torch.int32, device="cpu")
@@ -97,19 +84,10 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         schema="(Tensor(a!) order, Tensor(b!)[] outputs, Tensor[] gradients, Tensor receipt, "
         "str form, SymInt op, float prescale, float postscale, SymInt rank) -> ()",
     )
-    def backward(
-        order: torch.Tensor,
-        outputs: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        receipt: torch.Tensor,
-        form: str,
-        op: int,
-        prescale: float,
-        postscale: float,
-        rank: int,
-    ) -> None:
+    def backward(order: Any, outputs: Any, gradients: Any, receipt: torch.Tensor, form: str, *numbers: Any) -> None:
+        *reduction, rank = numbers
         name = bytes(receipt.tolist()).rstrip(b"\0").decode()
-        given = {**_arguments(form, (op, prescale, postscale), rank), "average": None}
+        given = {**_arguments(form, reduction, rank), "average": None}
         call = Call(collectives, given, [output.shape for output in outputs], [_Receipt(name, ())] * len(outputs))
         found = gradients_of(call, RULES[form], tuple(gradients))
         for output, gradient in zip(outputs, found, strict=True):

@@ -19,12 +19,12 @@ import torch
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.ops import Group, group_of
 from hvdlite.torch.optimizer.gradients import memory_of
-from hvdlite.torch.optimizer.names import Named, ParamGroup, group_names, horovod_names
+from hvdlite.torch.optimizer.names import Named
 from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes
 from hvdlite.training.naming import known_as
 from hvdlite.training.parameter_check import ParameterCheck
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
 """The name of a bucket, its parameters, and their copies from before the step."""
@@ -109,7 +109,7 @@ class DeltaReducer:
 class AdasumStep(DistributedStep):
     """The front class of a wrapped optimizer with ``op=hvd.Adasum``."""
 
-    _deltas: DeltaReducer
+    _reducer: DeltaReducer
     _passes: int
 
     @property
@@ -130,17 +130,9 @@ class AdasumStep(DistributedStep):
 
     def step(self, closure: Closure | None = None) -> Any:
         """Takes the user's step on this rank's gradients, and combines it with those of the other ranks."""
-        starts = self._deltas.starts()
+        starts = self._reducer.starts()
         result = super().step(closure)
-        self._deltas.combine(starts)
+        self._reducer.combine(starts)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the user's step, so not here too
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Adds parameters, which are combined from now on; all ranks add the same."""
-        super().add_param_group(param_group)
-        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
-        self._parameter_names.update(horovod_names(names))
-        for parameter, name in names.items():
-            self._deltas.watch([(name, parameter)])

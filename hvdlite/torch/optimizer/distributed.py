@@ -19,7 +19,7 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.gradients import GradientReducer
-from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names, names_by_place
+from hvdlite.torch.optimizer.names import horovod_names, names_by_place
 from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.torch.optimizer.scaling import watch_scalers
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
@@ -103,14 +103,6 @@ class _GradientStep(DistributedStep):
         self._reducer.start_over()
         self._is_synchronized = False
         super().zero_grad(set_to_none)
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Adds parameters, which are reduced from now on; all ranks add the same."""
-        super().add_param_group(param_group)
-        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
-        self._parameter_names.update(horovod_names(names))
-        for parameter, name in names.items():
-            self._reducer.watch([(name, parameter)])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of a wrapped or bare optimizer, and forgets reductions of the steps before."""
@@ -208,7 +200,7 @@ def DistributedOptimizer(
         deltas = DeltaReducer(reduction)
         for bucket in buckets:
             deltas.watch(bucket)
-        return wrap(optimizer, AdasumStep, choices, _deltas=deltas, _passes=passes, **shared)
+        return wrap(optimizer, AdasumStep, choices, _reducer=deltas, _passes=passes, **shared)
     reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
     for bucket in buckets:
         reducer.watch(bucket)

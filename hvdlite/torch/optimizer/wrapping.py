@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite.compat import stands_for_horovod
+from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names
 
 Closure = Callable[[], Any]
 Front = TypeVar("Front", bound="DistributedStep")
@@ -24,6 +25,7 @@ class DistributedStep(torch.optim.Optimizer):
     """The base of front classes, which precede the user's class in the order of inheritance."""
 
     _parameter_names: dict[torch.Tensor, str]  # as in Horovod, whose scripts read it
+    _reducer: Any  # takes parameters with `watch`
 
     @property
     @abstractmethod
@@ -41,6 +43,14 @@ class DistributedStep(torch.optim.Optimizer):
     @abstractmethod
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """A context in which `step` does not synchronize, because `synchronize` was called before."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Adds parameters, which are reduced from now on; all ranks add the same."""
+        super().add_param_group(param_group)
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
+            self._reducer.watch([(name, parameter)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
