@@ -1,7 +1,7 @@
 """Detects parameters whose gradients torch's ``DistributedDataParallel`` reduces as well.
 
-It leaves no mark on parameters, and its hooks are in C++. So its modules are looked for among all objects, at the two
-times when that may cost something, and only in processes that use torch.distributed.
+That class leaves no mark on parameters, and its hooks are in C++. So this searches all objects for its modules, only
+twice, since that is slow, and only in processes that use torch.distributed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class _GradientStep(DistributedStep):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Backward passes whose gradients are summed on their rank before they are reduced."""
+        """Backward passes whose gradients are summed locally before they are reduced."""
         return self._reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -46,11 +46,11 @@ class _GradientStep(DistributedStep):
         self._reducer.start_over(positive_passes(passes))
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced; then gradients may be clipped, unscaled or looked at.
+        """Waits until every gradient is reduced; then gradients may be clipped, unscaled or read.
 
-        A parameter without a gradient on this rank takes part with zeros and gets what the others computed, so ranks
-        may use different parameters, but all of them must require gradients for the same ones. Raises AssertionError if
-        a gradient was changed since backward, and HorovodInternalError if the ranks could not reduce one.
+        A parameter without a gradient on this rank takes part with zeros and gets the other ranks' gradient. So ranks
+        may use different parameters, but must require gradients for the same ones. Raises AssertionError if a gradient
+        was changed since backward, and HorovodInternalError if the ranks could not reduce one.
         """
         self._reducer.synchronize()
         self._is_synchronized = True
@@ -65,10 +65,10 @@ class _GradientStep(DistributedStep):
             self._skips_synchronize = skipped_before
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Takes the user's step on the reduced gradients; with a closure, on those of each of its calls.
+        """Takes the user's step on the reduced gradients. With a closure, each of its calls computes such gradients.
 
-        In `skip_synchronize` the gradients are taken as they are: `synchronize` has reduced them, or the closure calls
-        it. Raises AssertionError if neither did.
+        In `skip_synchronize` the gradients are used as they are, after `synchronize`, which a closure calls itself.
+        Raises AssertionError if it was not called.
         """
         if closure is not None:
             evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
@@ -105,7 +105,7 @@ class _GradientStep(DistributedStep):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a wrapped or bare optimizer, and forgets reductions of the steps before."""
+        """Loads the state of a wrapped or bare optimizer, and drops reductions of earlier steps."""
         self._reducer.start_over()
         self._is_synchronized = False
         super().load_state_dict(state_dict)
@@ -114,9 +114,9 @@ class _GradientStep(DistributedStep):
         """Starts to reduce the gradient of ``p`` by itself, and returns a handle and a context, as in Horovod.
 
         ``compression.decompress(hvd.synchronize(handle), context)`` is the reduced gradient, which without compression
-        is ``p.grad`` too. The handle of a sparse gradient is a function that returns it. `step` and `synchronize` know
-        nothing of this, and reduce what they find. All ranks make the same calls. Raises AssertionError between
-        backward and step, where ranks are reducing the gradients already.
+        is ``p.grad`` too. The handle of a sparse gradient is a function that returns it. `step` and `synchronize` do
+        not wait for it, and reduce the gradients as they are. All ranks make the same calls. Raises AssertionError
+        between backward and step, where ranks are reducing the gradients already.
         """
         if p not in self._parameter_names:
             raise ValueError(f"a tensor of shape {tuple(p.shape)} is no parameter of this DistributedOptimizer")
@@ -163,18 +163,18 @@ def DistributedOptimizer(
 ) -> DistributedStep:
     """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
 
-    Gradients are reduced while backward computes others. ``named_parameters`` gives them names that mean something in
-    messages. With ``backward_passes_per_step`` the gradients of that many passes are summed before they are reduced.
+    Gradients are reduced while backward computes others. ``named_parameters`` gives the names for messages. With
+    ``backward_passes_per_step`` the gradients of that many passes are summed before they are reduced.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
-    ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
-    of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
-    a group of several or ``sparse_as_dense`` is set; they are sparse again when they have arrived. A rank outside
-    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/pytorch.md).
-    With ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks
-    of a host reduce it without copies.
+    ``groups``, a number of groups or lists of parameters, reduces parameters together, as soon as all of a group have
+    their gradients (``num_groups`` is its deprecated form). The results of sparse gradients are sparse; they travel
+    densely if they are in a group of several or ``sparse_as_dense`` is set. A rank outside ``process_set`` takes its
+    steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/pytorch.md). With
+    ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, which ranks of a
+    host reduce without copies.
 
-    The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
-    take either. Raises ValueError for invalid arguments, and before ``init``.
+    ``optimizer`` shares all its attributes with the new one and must not step any more. Learning-rate schedulers take
+    either. Raises ValueError for invalid arguments, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     if isinstance(named_parameters, torch.nn.Module):

@@ -3,11 +3,11 @@
 A tensor is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels, because ranks
 may lay the same parameter out differently; it is made in the tensor's *place*, if it has one.
 
-A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
-do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse. Rows that no rank has
-are found again after the sum: they travel as -0.0, the neutral element of addition, while a sum of anything else with
-it, or of numbers that cancel out, is not -0.0. So a row stays that some rank has and whose gradient is zero, unless
-all of its elements underflow from below when they are scaled.
+A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely, so that
+ranks submit the same bucket even if some have not yet seen that this gradient is sparse. Rows that no rank has can be
+recognized after the sum: they travel as -0.0, the neutral element of addition, while any other sum, also of numbers
+that cancel out, is not -0.0. So a row with zeros that some rank has is kept, unless all of its elements underflow from
+below when they are scaled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from hvdlite.training.reduction import Flight, Reduction
 
 
 class TensorReduction(Reduction[torch.Tensor]):
-    """The choices that hold for all gradients of an optimizer.
+    """The choices for all gradients of an optimizer. Sparse gradients stay sparse.
 
-    With one of our compressions the result has the dtype that travelled, and the caller copies it into the
-    tensor. Sparse gradients stay sparse. Places are those of `hvdlite.torch.optimizer.places`.
+    With hvdlite's own compressions the result has the dtype that travelled, and the caller copies it into the tensor.
     """
 
     is_in_place = True
@@ -56,7 +55,7 @@ class TensorReduction(Reduction[torch.Tensor]):
         return super().start(group, name, tensors, places, blank)
 
     def start_alone(self, name: str, tensor: torch.Tensor) -> tuple[Any, Any]:
-        """Starts the reduction of one tensor; returns its handle, and the context to decompress its result with."""
+        """Starts the reduction of one tensor; returns its handle, and the context for decompressing its result."""
         if tensor.layout is torch.sparse_coo and not self._densifies:
             return sparse_allreduce_async(tensor, name, self.op, self.process_set), None
         op, prescale, postscale = self.how
@@ -87,12 +86,12 @@ class TensorReduction(Reduction[torch.Tensor]):
 
     def unpack(self, tensor: torch.Tensor, reduced: torch.Tensor, context: Any) -> torch.Tensor:
         if tensor.layout is torch.strided and self.wire_dtype(tensor.dtype) is not None:
-            return reduced  # copying it converts it, without a tensor in between whose pages are new to the process
+            return reduced  # the copy converts it, without another tensor, whose pages would be new to the process
         found: torch.Tensor = self.compression.decompress(reduced, context)
         return _collected(found, tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
 
     def _start_sparse(self, group: Group, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
-        # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
+        # An optimizer's factors only choose when an average divides: here once, after the sum.
         gathered = tensor.coalesce()
         values, context = self.compression.compress(gathered.values())
         sent = _with_values(gathered, values)
@@ -149,7 +148,7 @@ def _spread(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _collected(tensor: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """Returns what differs from -0.0 as a coalesced sparse tensor: the opposite of `_spread`."""
+    """Returns the elements other than -0.0 as a coalesced sparse tensor: the inverse of `_spread`."""
     if not tensor.dtype.is_floating_point:
         return tensor.to_sparse(sparse_dim)
     has_element = (tensor != 0) | ~torch.signbit(tensor)

@@ -1,7 +1,7 @@
 """Keeps a `GradScaler` of PyTorch from changing gradients while ranks reduce them.
 
-It multiplies gradients by a kernel that leaves no trace in their versions, which `GradientReducer` compares. Of an
-optimizer it reads only ``param_groups``, as those who log a learning rate do. So its methods themselves are hooked.
+A scaler multiplies gradients without changing their versions, which `GradientReducer` compares, and of an optimizer it
+reads only ``param_groups``, as code that logs a learning rate does. So its methods themselves are hooked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOOKED: Final = ("unscale_", "step")
 
 
 def watch_scalers(is_reducing: Callable[[Any], bool]) -> None:
-    """Makes scalers refuse, with an AssertionError, an optimizer for which ``is_reducing``. To be called once."""
+    """Makes scalers raise AssertionError for an optimizer for which ``is_reducing`` is true. Call it once."""
 
     def refusing(use: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(use)
@@ -33,6 +33,6 @@ def watch_scalers(is_reducing: Callable[[Any], bool]) -> None:
 
         return outside_of_graphs(call)
 
-    scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the first is from torch 2.3 on
+    scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the first since torch 2.3
     for name in _HOOKED:
         setattr(scaler, name, refusing(getattr(scaler, name)))
