@@ -1,7 +1,7 @@
 """``import hvdlite.jax as hvd``: collectives for JAX arrays and pytrees of them, also inside `jax.jit`."""
 
 try:
-    import jax as _jax  # noqa: F401 - the reason is told here, before the first module that uses it
+    import jax as _jax  # noqa: F401 - fails here with a reason, before the first module that uses it
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("hvdlite.jax needs JAX; pip install 'hvdlite[jax]'", name=error.name) from error
 

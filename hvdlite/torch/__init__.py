@@ -1,7 +1,7 @@
 """``import hvdlite.torch as hvd``: collectives for torch tensors, and optimizers that train with them."""
 
 try:
-    import torch as _torch  # noqa: F401 - the reason is told here, before the first module that uses it
+    import torch as _torch  # noqa: F401 - fails here with a reason, before the first module that uses it
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("hvdlite.torch needs PyTorch; pip install 'hvdlite[torch]'", name=error.name) from error
 

@@ -26,8 +26,8 @@ from hvdlite.training.reduction import group_with_peers
 class SyncBatchNorm(_BatchNorm):
     """`torch.nn.BatchNorm1d`, 2d and 3d over the batches of all ranks together, whose sizes may differ and be 0.
 
-    In evaluation, with one rank, and on a rank outside ``process_set`` it is the module of torch, without
-    communication. Takes tensors of 2 dimensions and more: batch, features, and the rest.
+    In evaluation, with one rank, and on a rank outside ``process_set`` it works as torch's module, without
+    communication. Takes tensors of 2 dimensions and more: batch, features, and others.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """Replaces every batch normalization in ``module``. Returns ``module``, or its replacement if it is one itself.
 
-        Parameters and running averages are shared with those that they replace, so optimizers that were made before
-        keep them, and a layer that is in several places stays one layer. Layers of this class stay as they are. Hooks
-        on a layer, and the forward of a class that the user derived from it, are not carried over.
+        New layers share parameters and running averages with the old ones, so optimizers that were made before keep
+        them, and a layer in several places stays one layer. Layers of this class stay as they are. Hooks on a layer and
+        the ``forward`` of a user's subclass are not carried over.
         """
         return cls._converted(module, process_set, {})
 
@@ -127,7 +127,7 @@ def _moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> _Moments:
         own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
         own[-1] = count
     handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
-    # Reading the sum of the counts from a GPU would make the host wait for all that the GPU has been given.
+    # Reading the sum of the counts from a GPU would make the host wait for all the GPU's work.
     on_host = None
     if own.is_cuda:
         on_host = collectives.allgather_async(torch.tensor([count], device="cpu"), process_set=process_set)

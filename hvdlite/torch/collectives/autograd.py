@@ -1,15 +1,15 @@
 """Gradients of collectives: the blocking forms that return a new tensor are nodes of torch's graph.
 
-The gradient of a collective is another collective, which runs when backward reaches the node. It is named after the
-first one, so it matches that of the other ranks, whatever else they do. Blocking collectives end in the same order on
-all ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient
-on all ranks or on none; and where they do, every rank lets its result, even an empty one, reach the loss.
+The gradient of a collective is another collective, which runs when backward reaches the node. Its name is derived from
+the name of the first one, so ranks match it whatever else they do. Blocking collectives end in the same order on all
+ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient on
+all ranks or on none; and where they do, every rank uses the result, even an empty one, in its loss.
 
-Where Horovod has a gradient, this is the same, even if it is that of the average of all ranks' losses (`allgather`,
-`broadcast`) or scaled (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
+Where Horovod has a gradient, this is the same one: that of the average of all ranks' losses (`allgather`, `broadcast`),
+or a scaled one (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
 
-`differentiable` gives a blocking form a *rule* (see `derivatives`), which takes the forward call and the gradients of
-its results, and returns those of its inputs. If no gradient is needed, the method is the plain form.
+`differentiable` gives a blocking form a *rule* (see `derivatives`). A rule takes the forward call and the gradients of
+its results, and returns the gradients of its inputs. If no gradient is needed, the form runs as it is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
     @property
     def meeting(self) -> dict[str, Any]:
-        """The arguments that every collective takes, for that of the gradient."""
+        """The arguments that every collective takes, for the gradient's collective."""
         return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
 
     @property
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
     @property
     def root(self) -> dict[str, Any]:
-        """The arguments that every collective takes, and the root."""
+        """The same and the root."""
         return {"root_rank": self.arguments["root_rank"], **self.meeting}
 
     @property
@@ -97,7 +97,7 @@ def run_draft(
 def differentiable(blocking: Form, rule: Rule) -> Form:
     """Gives ``blocking``, a method of `Collectives`, a gradient by ``rule``.
 
-    With compression, autograd differentiates ``compress`` and ``decompress``, which run outside of the node.
+    Autograd differentiates ``compress`` and ``decompress``, which run outside of the node.
     """
     signature = inspect.signature(blocking)
     subject = list(signature.parameters)[1]
@@ -168,16 +168,14 @@ class _Crossing(torch.autograd.Function):
 
 
 def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
-    """Returns the gradients of a call's inputs by ``rule``, from those of its results."""
+    """Returns the gradients of a call's inputs by ``rule``, from the gradients of its results."""
     contiguous = tuple(gradient.contiguous() for gradient in gradients)
     floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
     if len(floating) == len(call.shapes):
         return list(rule(call, contiguous))
     found: list[torch.Tensor | None] = [None] * len(call.shapes)
     if floating:  # a group with integers, which have no gradient
-        of_floating = call.of(floating)
-        for index, gradient in zip(
-            floating, rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
-        ):
+        results = rule(call.of(floating), tuple(contiguous[index] for index in floating))
+        for index, gradient in zip(floating, results, strict=True):
             found[index] = gradient
     return found

@@ -1,8 +1,8 @@
 """Blocking collectives for `torch.compile`: calls of the torch operators that `operators` registers.
 
-This is the only code of ours that dynamo traces. A form in a graph binds its arguments to the parameters of the eager
-form, and calls the operator for its kind of result. A graph does not take process sets, compression, ``average``, and
-arguments that are not plain. For these the graph ends, and the collective is called as it is.
+This is hvdlite's only code that dynamo traces. A form in a graph binds its arguments to the parameters of the eager
+form, and calls the operator for its kind of result. Process sets, compression, ``average``, and arguments that are not
+plain end the graph, and the eager form runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lamb
 
 
 def with_graphs(collectives: Class) -> Class:
-    """Returns the class itself, whose blocking forms are operators in graphs from now on."""
+    """Makes the blocking forms of a class operators in graphs, and returns the class."""
     for name, form in FORMS.items() if HAS_OPERATORS else ():
         is_agreed = form.collective.result is Result.AGREED
         if form.is_blocking and form.collective.is_public and not (is_agreed and form.collective.is_grouped):
@@ -63,7 +63,7 @@ def _with_graph(eager: Callable[..., Any], form: Form) -> Callable[..., Any]:
 def _bound(
     names: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the arguments by name; None if they do not fit the parameters, which the eager form then refuses."""
+    """Returns the arguments by name; None if they do not fit the parameters, so that the eager form refuses them."""
     given = dict(zip(names, args))  # noqa: B905 - traced
     if len(args) > len(names) or any(key in given or key not in names for key in kwargs):
         return None
@@ -72,7 +72,7 @@ def _bound(
 
 
 def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any], Any]) -> Any:
-    """Runs a collective whose result has a known shape. Returns None if a graph does not take it."""
+    """Adds a collective whose result has a known shape. Returns None if a graph does not take it."""
     tensors = given["tensors"] if "tensors" in given else [given["tensor"]]
     if given.get("average") is not None or given.get("compression") is not None:
         return None
@@ -93,7 +93,7 @@ def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any
 
 
 def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
-    """Runs a collective whose rows other ranks decide, as `_run_here` does."""
+    """Adds a collective whose rows depend on other ranks. Returns None if a graph does not take it."""
     tensor, splits, rank = given["tensor"], given.get("splits"), given.get("root_rank", 0)
     if not _are_plain([tensor], given, rank):
         return None
@@ -106,7 +106,7 @@ def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
 
 
 def _overwritten(given: Mapping[str, Any], result: Any) -> Any:
-    """Copies the result into the input, and returns that."""
+    """Copies the result into the input, and returns the input."""
     if result is None:
         return None
     if "tensors" not in given:
@@ -216,6 +216,6 @@ class _Known(torch.autograd.Function):
         form, _, op, prescale, postscale, rank = context.call
         found = [gradient.new_empty(shape) for gradient, shape in zip(gradients, context.shapes)]  # noqa: B905
         torch.ops.hvdlite.backward(order, found, list(gradients), receipt, form, op, prescale, postscale, rank)
-        if form == "recv":  # its tensor only said what to receive
+        if form == "recv":  # its tensor only gave shape and dtype
             return None, None, None
         return None, None, *found

@@ -1,7 +1,7 @@
 """The collectives over torch tensors.
 
-Collectives work on memory, outside autograd: a result is a new tensor without history, and one in place keeps the
-history its tensor had. Only the blocking forms that make a new tensor have gradients, see `autograd`.
+Collectives work on memory, outside autograd: a new result has no history, and a tensor written in place keeps its
+history. Only the blocking forms that make a new tensor have gradients (`autograd`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvdlite.torch.collectives.derivatives import RULES
 
 
 class _Differentiable(Collectives[torch.Tensor]):
-    """The collectives of `hvdlite.ops`, with gradients through all that has a rule."""
+    """The collectives of `hvdlite.ops`, with gradients where there is a rule."""
 
 
 for _form, _rule in RULES.items():
@@ -39,7 +39,7 @@ class TensorCollectives(_Differentiable):
         """Sends ``tensor`` to ``rank``, which calls `recv`; returns a zero when it has been received.
 
         Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
-        A sender adds the zero to its loss, so that its backward comes to wait for the gradient from the receiver.
+        A sender adds the zero to its loss, so that its backward waits for the gradient from the receiver.
         """
         zero: Any = super().send(tensor, rank, name, process_set)
         is_number = not isinstance(tensor, torch.Tensor)
