@@ -48,13 +48,14 @@ def known_as(group: Group, kind: str, members: Iterable[tuple[str, P]]) -> list[
     Parameters of several optimizers may have one name, so the uses of each name are counted in each ``group``. Ranks
     need only make the optimizers that share a name in the same order.
     """
+    return [(unique(group, f"{kind}.{name}"), parameter) for name, parameter in members]
+
+
+def unique(group: Group, name: str) -> str:
+    """Returns ``name``, with a number from its second use in ``group`` on."""
     uses = _uses.setdefault(group, Counter())
-    known = []
-    for name, parameter in members:
-        name = f"{kind}.{name}"
-        uses[name] += 1
-        known.append((name if uses[name] == 1 else f"{name}#{uses[name]}", parameter))
-    return known
+    uses[name] += 1
+    return name if uses[name] == 1 else f"{name}#{uses[name]}"
 
 
 _uses: weakref.WeakKeyDictionary[Group, Counter[str]] = weakref.WeakKeyDictionary()

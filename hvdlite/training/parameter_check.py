@@ -165,7 +165,8 @@ class ParameterCheck(Generic[P]):
 
 
 def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
-    kept = np.array(checksums, np.uint64) & np.uint64((1 << _bits(size)) - 1)
+    bits = (63 - size.bit_length()) // 2  # of a checksum: the sum of ``size`` squares must fit into 63 bits
+    kept = np.array(checksums, np.uint64) & np.uint64((1 << bits) - 1)
     vector = np.zeros(size + 2 * len(kept), np.int64)
     vector[rank] = 1 + zlib.crc32(kept.tobytes())
     vector[size:] = np.concatenate([kept, kept * kept])
@@ -177,11 +178,6 @@ def _unpacked(total: Vector, size: int, count: int) -> tuple[Vector, npt.NDArray
     models, sums = total[:size], total[size:].astype(np.uint64)
     live = np.uint64(np.count_nonzero(models))
     return models, live * sums[count:] != sums[:count] * sums[:count]  # both sides modulo 2 ** 64
-
-
-def _bits(size: int) -> int:
-    """Returns how many bits of a checksum may travel: the sum of ``size`` squares must fit into 63 bits."""
-    return (63 - size.bit_length()) // 2
 
 
 def _warning(names: Sequence[str], differ: Any, models: Vector, ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Tapes whose gradients are those of all ranks."""
+"""Tapes whose gradients are reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def DistributedGradientTape(
 
     All gradients travel in one collective, or in one for each of ``groups``: a number, or lists of variables.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed, and by size / f after it. Sparse
-    gradients stay sparse unless ``sparse_as_dense`` is set. A rank outside ``process_set`` keeps its own. The result of
-    one list of variables travels under the same name in each step, and lists are numbered as they come up first.
+    gradients stay sparse unless ``sparse_as_dense`` is set. A rank outside ``process_set`` keeps its own. Lists of
+    variables are numbered in the order of their first reductions, for names that are the same in each step.
     """
     together = merged(groups, num_groups)
     arguments = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set

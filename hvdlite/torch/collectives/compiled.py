@@ -156,11 +156,8 @@ def _shapes_of_own_rows(tensors: Sequence[torch.Tensor], rank: Any) -> list[Any]
     group = _everyone()
     if group is None or any(tensor.dim() == 0 for tensor in tensors):
         return None
-    return [(_share(tensor.shape[0], group.size, group.rank), *tensor.shape[1:]) for tensor in tensors]
-
-
-def _share(rows: int, size: int, rank: int) -> int:
-    return rows // size + (1 if rank < rows % size else 0)
+    size, own = group.size, group.rank
+    return [(t.shape[0] // size + (1 if own < t.shape[0] % size else 0), *t.shape[1:]) for t in tensors]
 
 
 def _shapes_on_root(tensors: Sequence[torch.Tensor], root: Any) -> list[Any] | None:

@@ -71,8 +71,7 @@ class _GradientStep(DistributedStep):
         Raises AssertionError if it was not called.
         """
         if closure is not None:
-            evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
-            result = super().step(lambda: evaluate(closure))
+            result = super().step(lambda: self._evaluate(closure))
             self._is_synchronized = False
             return result
         if self._skips_synchronize:
@@ -125,12 +124,10 @@ class _GradientStep(DistributedStep):
 
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
-        self._reducer.synchronize()
-        return loss
-
-    def _evaluate_synchronized(self, closure: Closure) -> Any:
-        loss = closure()
-        self._refuse_unsynchronized("the closure calls it after backward()")
+        if self._skips_synchronize:
+            self._refuse_unsynchronized("the closure calls it after backward()")
+        else:
+            self._reducer.synchronize()
         return loss
 
     def _refuse_unsynchronized(self, advice: str) -> None:
