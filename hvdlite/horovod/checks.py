@@ -1,4 +1,4 @@
-"""``horovod.common.util``: the functions of it that scripts and test suites call."""
+"""``horovod.common.util``: the functions that scripts and test suites call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Horovod's modules where its name is lent to every program: those of hvdlite, with another ``init`` and its relatives.
+"""Horovod's modules where every program can import ``horovod``: hvdlite's, with another ``init`` and related functions.
 
-A program that only looks for Horovod must not change by finding it. So nothing has begun for one that asks under
-Horovod's name before it has called ``init`` under that name, whatever it has done under hvdlite's. That call begins
+A program that only checks for Horovod must not change by finding it. So under Horovod's name nothing is initialized
+before the program has called ``init`` under that name, whatever it has called under hvdlite's. That call turns on
 Horovod's behaviours.
 """
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 _OF_A_MODULE: Final = frozenset(
     "__name__ __loader__ __spec__ __package__ __path__ __builtins__ __cached__ __getattr__".split()
 )
-_has_told = False
+_has_warned = False
 
 
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """As `hvdlite.init`, and lets hvdlite stand in for Horovod in this process from now on, which rank 0 says once."""
-    global _has_told
+    """As `hvdlite.init`. From now on hvdlite stands in for Horovod in this process; rank 0 logs that once."""
+    global _has_warned
     is_asked_for = stands_for_horovod()
     with standing_by_name():
         session.init(comm, process_sets)
-    if not (is_asked_for or _has_told) and session.rank() == 0:
-        _has_told = True
+    if not (is_asked_for or _has_warned) and session.rank() == 0:
+        _has_warned = True
         logger.warning(
             "hvdlite stands in for Horovod, which is not installed here; hvdrun does without this line with "
             "--horovod-compat, and without the name horovod with --no-horovod-compat"

@@ -1,4 +1,4 @@
-"""Parameters and state of optimizers, made equal on all ranks."""
+"""Makes parameters and optimizers' state equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvdlite.ops.arrays import collectives as arrays
 def broadcast_parameters(tree: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
     """Returns the ``tree`` of ``root_rank``, a rank's number in the job: parameters, or the state of an optimizer.
 
-    Each leaf travels under the name of its place. Numbers come back as numbers. Raises ValueError for a leaf that is
-    neither an array nor a number, and HorovodInternalError if the trees of the ranks do not fit together.
+    Each leaf travels under the name of its path. Numbers are returned as numbers. Raises ValueError for a leaf that is
+    neither an array nor a number, and HorovodInternalError if the trees of ranks differ in form, shapes or dtypes.
     """
     leaves, form = jax.tree_util.tree_flatten_with_path(tree)
     named = [(f"parameter{jax.tree_util.keystr(path)}", np.array(leaf)) for path, leaf in leaves]

@@ -147,7 +147,7 @@ class _AllGather:
         return [jax.ShapeDtypeStruct((size * leaf.shape[0], *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
     def gradients(self, leaves: Leaves) -> Leaves:
-        """Averages over ranks; each takes the rows that it contributed."""
+        """Averages over ranks; each rank takes the rows that it contributed."""
         averages = cross(_AllReduce(_backward(self.name), self.process_set, Average, 1.0, 1.0), leaves)
         group = group_of(self.process_set)
         rows = [average.shape[0] // group.size for average in averages]

@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.gradient_aggregation``: what Horovod's optimizers are made of."""
+"""``horovod.tensorflow.gradient_aggregation``: parts of Horovod's optimizers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _make_allreduce_grads_fn(
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """The same: Horovod has one for each mode of execution."""
+    """The same with other parameters: Horovod has a class for each mode of execution."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Collectives without a tensor, and the numbers of this rank as they are when a graph runs."""
+"""Collectives without a tensor, and the numbers of this rank when a graph runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvdlite.tensorflow.operation.running import run
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns after every rank has called it; inside `tf.function`, when the graph comes to it.
 
-    In a graph of TensorFlow 1 it returns an operation for a session to run.
+    In a graph of TensorFlow 1, returns an operation for a session to run.
     """
     if tf.executing_eagerly():
         with raising_both():
