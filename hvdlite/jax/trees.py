@@ -1,4 +1,4 @@
-"""Collectives of pytrees: all leaves travel as one group, and the result has the tree's form."""
+"""Collectives of pytrees, whose leaves travel together. The result has the tree's form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.jax.eager import finished
 from hvdlite.jax.primitive import Leaves, cross
 from hvdlite.ops import (
     OP_NAMES,
@@ -21,6 +23,7 @@ from hvdlite.ops import (
     global_process_set,
     group_of,
 )
+from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.handles import run
 from hvdlite.ops.numbers import is_number
 from hvdlite.session import rank
@@ -72,6 +75,22 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     """
     leaves, form = jax.tree.flatten(tree)
     return jax.tree.unflatten(form, cross(_AllGather(name, process_set), leaves))
+
+
+def broadcast_parameters(tree: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
+    """Returns the ``tree`` of ``root_rank``, a rank's number in the job: parameters, or the state of an optimizer.
+
+    Each leaf travels under the name of its path. Numbers are returned as numbers. Raises ValueError for a leaf that is
+    neither an array nor a number, and HorovodInternalError if the trees of ranks differ in form, shapes or dtypes.
+    """
+    leaves, form = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(f"parameter{jax.tree_util.keystr(path)}", np.array(leaf)) for path, leaf in leaves]
+    received = arrays.broadcast_all_(group_of(process_set), named, root_rank)
+    results = [
+        finished(array) if hasattr(leaf, "shape") else array.item()
+        for (_, leaf), array in zip(leaves, received, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(form, results)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def cross(form: str, tensors: Sequence[Any], *, only_for: int | None = None, **a
 
     What the caller does with them may be right ``only_for`` one rank (see `Call`).
     """
-    call = Call(form, tuple(sorted(arguments.items())), only_for)
+    call = Call(form, arguments, only_for)
     if not any(map(_has_gradient, tensors)):
         return run(call, tensors)
 
@@ -64,21 +64,20 @@ def _gradients(call: Call, inputs: Sequence[Any], results: Sequence[Any], gradie
 
 def _meeting(call: Call) -> dict[str, Any]:
     """The arguments that every collective takes, for the gradient's collective."""
-    arguments = dict(call.arguments)
-    return {"name": suffixed(arguments["name"], ".backward"), "process_set": arguments["process_set"]}
+    return {"name": suffixed(call.arguments["name"], ".backward"), "process_set": call.process_set}
 
 
 def _of_allreduce(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Reduces the gradients in the same way."""
     if refusal := _refusal(call):
         return _failing(refusal, gradients)
-    return cross(call.form, gradients, **{**dict(call.arguments), **_meeting(call)})
+    return cross(call.form, gradients, **{**call.arguments, **_meeting(call)})
 
 
 def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks; each rank takes the rows that it contributed."""
     averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
-    index = group_of(dict(call.arguments)["process_set"]).rank
+    index = group_of(call.process_set).rank
     own = []
     for average, each, tensor in zip(averages, rows, inputs, strict=True):
         begin = tf.reduce_sum(each[:index])
@@ -91,7 +90,7 @@ def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradie
 def _of_broadcast(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks on the root; zeros elsewhere."""
     averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
-    if dict(call.arguments)["root_rank"] == rank():
+    if call.arguments["root_rank"] == rank():
         return averages
     with tf.control_dependencies(averages):  # a session would leave out what the zeros do not need
         return [tf.zeros_like(average) for average in averages]
@@ -113,16 +112,15 @@ def _of_reducescatter(
     """Gathers the rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
     if refusal := _refusal(call):
         return _failing(refusal, gradients)
-    arguments = dict(call.arguments)
-    scale = arguments["prescale_factor"] * arguments["postscale_factor"]
-    if arguments["op"] == Sum:
-        scale *= group_of(arguments["process_set"]).size
+    scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
+    if call.arguments["op"] == Sum:
+        scale *= group_of(call.process_set).size
     gathered = cross("grouped_allgather", [tf.cast(scale, each.dtype) * each for each in gradients], **_meeting(call))
     return gathered[: len(gradients)]
 
 
 def _refusal(call: Call) -> str:
-    op = dict(call.arguments)["op"]
+    op = call.arguments["op"]
     has_none = op in (Min, Max, Product)
     return f"there is no gradient through op {OP_NAMES[op]}; use hvd.Sum or hvd.Average" if has_none else ""
 

@@ -24,7 +24,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     if tf.executing_eagerly():
         with raising_both():
             return ops.barrier(process_set)
-    return next(iter(run(Call("barrier", (("process_set", process_set),)), [])), None)
+    return next(iter(run(Call("barrier", {"process_set": process_set}), [])), None)
 
 
 def join(device: int = -1) -> Any:
@@ -32,7 +32,7 @@ def join(device: int = -1) -> Any:
     if tf.executing_eagerly():
         with raising_both():
             return ops.join(device)
-    (last,) = run(Call("join", ()), [])
+    (last,) = run(Call("join", {}), [])
     return last[0]
 
 

@@ -35,12 +35,12 @@ class Call(NamedTuple):
     """
 
     form: str
-    arguments: tuple[tuple[str, Any], ...]
+    arguments: Mapping[str, Any]
     rank: int | None = None
 
     @property
     def process_set(self) -> ProcessSet:
-        found: ProcessSet = dict(self.arguments).get("process_set", global_process_set)
+        found: ProcessSet = self.arguments.get("process_set", global_process_set)
         return found
 
     @property
@@ -100,7 +100,7 @@ def encoded(call: Call) -> str:
     """
     ranks = None if call.process_set is global_process_set else _ranks_of(call.process_set)
     size = current().membership.size if ranks is None else len(ranks)
-    arguments = {key: None if key == "process_set" else value for key, value in call.arguments}
+    arguments = {key: None if key == "process_set" else value for key, value in call.arguments.items()}
     return json.dumps([call.form, arguments, ranks, size, call.rank], default=_plain)
 
 
@@ -121,7 +121,7 @@ def decoded(text: bytes) -> Call:
         )
     if "process_set" in arguments:
         arguments = {**arguments, "process_set": global_process_set if ranks is None else current().sets.of(ranks)}
-    return Call(form, tuple(arguments.items()), rank)
+    return Call(form, arguments, rank)
 
 
 def _ranks_of(process_set: Any) -> list[int]:

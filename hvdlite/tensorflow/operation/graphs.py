@@ -47,12 +47,11 @@ def named_in(graph: Any, call: Call) -> Call:
     Graphs are numbered when their first calls are built, for each process set, because ranks outside of one may build
     other calls. A user's name gets a number from its second use on.
     """
-    arguments = dict(call.arguments)
-    if "name" not in arguments:
+    if "name" not in call.arguments:
         return call
     of_sets, members = _names.setdefault(graph, {}), call.process_set
     number, counts = of_sets.get(members) or of_sets.setdefault(members, (next(_graph_numbers[members]), Counter()))
-    name = arguments["name"]
+    name = call.arguments["name"]
     count = counts[name or call.form]
     counts[name or call.form] += 1
     if name is None:
@@ -62,7 +61,7 @@ def named_in(graph: Any, call: Call) -> Call:
             count += 1
         name = f"{name}.{count}"
         counts[name] += 1
-    return call._replace(arguments=tuple({**arguments, "name": name}.items()))
+    return call._replace(arguments={**call.arguments, "name": name})
 
 
 _graph_numbers: Final[defaultdict[ProcessSet, Iterator[int]]] = defaultdict(itertools.count)

@@ -70,7 +70,7 @@ def _in_function(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], grap
     have a resource, here the queue. What follows a meeting in the program waits for it, so a meeting has no resource.
     """
     nodes = route()
-    name, waits = dict(call.arguments).get("name"), _waits.setdefault(graph, {})
+    name, waits = call.arguments.get("name"), _waits.setdefault(graph, {})
     before = waits.get((name, call.process_set))
     with tf.name_scope(f"{SCOPE}{call.form}"):
         with tf.control_dependencies([graph.get_operation_by_name(before)] if before else []):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -31,16 +31,11 @@ Tensors = tuple[torch.Tensor, ...]
 Form = TypeVar("Form", bound=Callable[..., Any])
 
 
-class Receipt(Protocol):
-    """The properties of a tensor that went forward. A `Handle` has them."""
+class Receipt(NamedTuple):
+    """How a tensor went forward: the name by which ranks matched it, and the rows from each rank."""
 
-    @property
-    def name(self) -> str:
-        """The name by which ranks matched it."""
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The rows from each rank, if their numbers may differ."""
+    name: str
+    rows: tuple[int, ...] = ()
 
 
 class Call(NamedTuple):
@@ -49,22 +44,22 @@ class Call(NamedTuple):
     collectives: Collectives[torch.Tensor]
     arguments: dict[str, Any]
     shapes: list[torch.Size]
-    handles: Sequence[Receipt]
+    receipts: Sequence[Receipt]
 
     def of(self, members: Sequence[int]) -> Call:
         """Returns the same call of some tensors of a group."""
         shapes = [self.shapes[index] for index in members]
-        return self._replace(shapes=shapes, handles=[self.handles[index] for index in members])
+        return self._replace(shapes=shapes, receipts=[self.receipts[index] for index in members])
 
     @property
     def meeting(self) -> dict[str, Any]:
         """The arguments that every collective takes, for the gradient's collective."""
-        return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
+        return {"name": f"{self.receipts[0].name}.backward", "process_set": self.arguments["process_set"]}
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
         """The rows of each result that came from each rank."""
-        return [handle.rows for handle in self.handles]
+        return [receipt.rows for receipt in self.receipts]
 
     @property
     def root(self) -> dict[str, Any]:
@@ -155,7 +150,8 @@ class _Crossing(torch.autograd.Function):
     ) -> Tensors:
         handle, results = run_draft(collectives, form, list(tensors) if is_list else tensors[0], **arguments)
         handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
-        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
+        receipts = [Receipt(each.name, each.rows) for each in handles]
+        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], receipts)
         context.rule = rule
         if results is None:  # a send
             return (tensors[0].new_zeros(()),)

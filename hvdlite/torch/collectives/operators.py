@@ -18,12 +18,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from hvdlite.ops import Collectives, GroupHandle, Handle, barrier, global_process_set
-from hvdlite.torch.collectives.autograd import Call, gradients_of, run_draft
+from hvdlite.torch.collectives.autograd import Call, Receipt, gradients_of, run_draft
 from hvdlite.torch.collectives.derivatives import RULES
 
 # torch 2.4, the first with custom_op, cannot functionalize operators that write lists of tensors. Versions in between
@@ -36,11 +36,6 @@ order = torch.zeros((), device="cpu")
 
 
 _REDUCTION: Final = ("op", "prescale_factor", "postscale_factor")
-
-
-class _Receipt(NamedTuple):
-    name: str
-    rows: tuple[int, ...]
 
 
 def register(collectives: Collectives[torch.Tensor]) -> None:
@@ -88,7 +83,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         *reduction, rank = numbers
         name = bytes(receipt.tolist()).rstrip(b"\0").decode()
         given = {**_arguments(form, reduction, rank), "average": None}
-        call = Call(collectives, given, [output.shape for output in outputs], [_Receipt(name, ())] * len(outputs))
+        call = Call(collectives, given, [output.shape for output in outputs], [Receipt(name)] * len(outputs))
         found = gradients_of(call, RULES[form], tuple(gradients))
         for output, gradient in zip(outputs, found, strict=True):
             if gradient is None:

@@ -1,4 +1,4 @@
-"""The collectives over torch tensors.
+"""The collectives over torch tensors, and tensors in memory that the ranks of a host share.
 
 Collectives work on memory, outside autograd: a new result has no history, and a tensor written in place keeps its
 history. Only the blocking forms that make a new tensor have gradients (`autograd`).
@@ -6,12 +6,14 @@ history. Only the blocking forms that make a new tensor have gradients (`autogra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvdlite.ops import Collectives, ProcessSet, global_process_set
-from hvdlite.torch.collectives.adapter import TensorAdapter
+from hvdlite.ops.memory import shared_bytes
+from hvdlite.torch.collectives.adapter import TensorAdapter, dtype_of
 from hvdlite.torch.collectives.autograd import differentiable
 from hvdlite.torch.collectives.compiled import with_graphs
 from hvdlite.torch.collectives.derivatives import RULES
@@ -48,3 +50,13 @@ class TensorCollectives(_Differentiable):
 
 
 collectives = TensorCollectives(TensorAdapter())
+
+
+def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Makes an uninitialised CPU tensor as `hvdlite.shared_empty` does. Arguments are those of `torch.empty`."""
+    shape = [each for part in size for each in (part if isinstance(part, Sequence) else [part])]
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    memory = shared_bytes(shape, dtype_of(kind).itemsize)
+    if memory.size == 0:
+        return torch.empty(shape, dtype=kind, device="cpu")
+    return torch.frombuffer(memory, dtype=kind).view(shape)

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from hvdlite.ops.memory import keep_freed, stream_copy
 from hvdlite.session import shared_arena
-from hvdlite.torch.collectives.memory import shared_empty
+from hvdlite.torch.collectives.tensors import shared_empty
 
 # Longer gradients are copied past the cache: a burst of them is more than it keeps until they are reduced.
 _CACHED_BYTES: Final = 1 << 18
