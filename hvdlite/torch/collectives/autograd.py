@@ -63,18 +63,13 @@ class Call(NamedTuple):
 
     @property
     def root(self) -> dict[str, Any]:
-        """The same and the root."""
+        """The arguments of `meeting`, and the root."""
         return {"root_rank": self.arguments["root_rank"], **self.meeting}
 
     @property
     def is_root(self) -> bool:
         """True on the root."""
         return bool(self.arguments["root_rank"] == rank())
-
-    @property
-    def own_index(self) -> int:
-        """This rank's index in the process set."""
-        return group_of(self.arguments["process_set"]).rank
 
 
 Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
@@ -131,10 +126,6 @@ def _requires_grad(tensors: Any) -> bool:
     return isinstance(tensors, torch.Tensor) and tensors.requires_grad
 
 
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 class _Crossing(torch.autograd.Function):
     """The node of one call: all of its tensors cross to other ranks, forward and backward."""
 
@@ -166,7 +157,7 @@ class _Crossing(torch.autograd.Function):
 def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
     """Returns the gradients of a call's inputs by ``rule``, from the gradients of its results."""
     contiguous = tuple(gradient.contiguous() for gradient in gradients)
-    floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
+    floating = [index for index, each in enumerate(contiguous) if each.is_floating_point() or each.is_complex()]
     if len(floating) == len(call.shapes):
         return list(rule(call, contiguous))
     found: list[torch.Tensor | None] = [None] * len(call.shapes)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum
+from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum, group_of
 from hvdlite.torch.collectives.autograd import Call, Rule, Tensors
 
 Gradients = Sequence[torch.Tensor | None]
@@ -26,7 +26,7 @@ def _of_allreduce(call: Call, gradients: Tensors) -> Gradients:
 def _of_allgather(call: Call, gradients: Tensors) -> Gradients:
     """Averages over ranks; each rank takes the rows that it contributed."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
-    index = call.own_index
+    index = group_of(call.arguments["process_set"]).rank
     return [
         average.narrow(0, sum(rows[:index]), rows[index]) for average, rows in zip(averages, call.rows, strict=True)
     ]

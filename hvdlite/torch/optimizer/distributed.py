@@ -17,11 +17,10 @@ from hvdlite.ops import OP_NAMES, Adasum, Average, Compressor, ProcessSet, Sum, 
 from hvdlite.torch.collectives.adapter import refuse_wrapped
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
-from hvdlite.torch.optimizer.ddp import refuse_ddp
+from hvdlite.torch.optimizer.conflicts import refuse_ddp, watch_scalers
 from hvdlite.torch.optimizer.gradients import GradientReducer
 from hvdlite.torch.optimizer.names import horovod_names, names_by_place
 from hvdlite.torch.optimizer.reduction import TensorReduction
-from hvdlite.torch.optimizer.scaling import watch_scalers
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
 from hvdlite.training.buckets import Groups, in_buckets, merged
 from hvdlite.training.naming import names_of

@@ -11,7 +11,7 @@ import torch
 from hvdlite.compat import stands_for_horovod
 from hvdlite.ops import Buffer, group_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, expanded
-from hvdlite.torch.optimizer.ddp import refuse_ddp
+from hvdlite.torch.optimizer.conflicts import refuse_ddp
 from hvdlite.torch.optimizer.names import Named
 from hvdlite.torch.optimizer.places import IN_PLACE, Place, keep_what_is_freed
 from hvdlite.torch.optimizer.reduction import TensorReduction, nothing_like
