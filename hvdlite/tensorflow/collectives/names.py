@@ -20,7 +20,7 @@ def name_of(form: str, name: str | None) -> str | None:
     if name is None and not are_counted():
         raise ValueError(
             f"{form} needs a name here, hvd.{form}(..., name='...'): the function around it is traced outside of the "
-            "main thread, so it may run beside others, and calls without a name would meet those of another function"
+            "main thread, so it may run beside other functions, and calls without a name would match theirs"
         )
     return name
 

@@ -117,7 +117,7 @@ def is_saving() -> bool:
 
 
 def refuse_other_graphs(graph: Any) -> None:
-    """Raises an error that says what to do, unless TensorFlow itself runs ``graph`` in the order of the program."""
+    """Raises an error with advice unless TensorFlow runs ``graph`` in the order of the program."""
     if control_flow_util.GraphOrParentsInXlaContext(graph):
         raise ValueError(
             "a collective cannot be compiled by XLA, because it waits for other processes; pass jit_compile=False to "

@@ -54,10 +54,9 @@ class NumpyFunctions:
 def session_nodes(text: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -> Any:
     """Adds the three nodes of a collective in a graph that a session runs.
 
-    A session has resources of its own, and so does not find the queue of a ticket. It waits for an iterator whose next
-    element is that of the queue. An iterator works in every session, and keeps no thread of the session waiting.
-
-    Returns the results as a list, or the operation if there are none.
+    A session has its own resources, and does not find the queue of a ticket. So it waits for the next element of an
+    iterator over the queue, which works in every session and blocks no thread. Returns the results as a list, or the
+    operation if there are none.
     """
     ticket, _ = _start_node(text, tensors)
     (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])

@@ -56,7 +56,7 @@ class Queue:
 
     @property
     def iterator(self) -> Any:
-        """An iterator whose elements are those of the queue."""
+        """An iterator over the elements of the queue."""
         with context.eager_mode():
             if self._iterator is not None and not self._is_sound():
                 self._iterator = None

@@ -45,7 +45,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if op == Adasum and average_aggregated_gradients:
             raise ValueError("average_aggregated_gradients does not go with op=hvd.Adasum, which reduces no gradients")
-        is_adasum = op == Adasum  # whose steps of local variables are those of their rank
+        is_adasum = op == Adasum  # its steps of local variables are not scaled
         how = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
         reduction = GradientReduction(*how, scales_local=scale_local_gradients and not is_adasum)
         passes = backward_passes_per_step, average_aggregated_gradients

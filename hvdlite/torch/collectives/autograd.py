@@ -5,8 +5,8 @@ the name of the first one, so ranks match it whatever else they do. Blocking col
 ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient on
 all ranks or on none; and where they do, every rank uses the result, even an empty one, in its loss.
 
-Where Horovod has a gradient, this is the same one: that of the average of all ranks' losses (`allgather`, `broadcast`),
-or a scaled one (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
+Where Horovod has a gradient, this is the same: the derivative of the average of all ranks' losses (`allgather`,
+`broadcast`), or a scaled one (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
 
 `differentiable` gives a blocking form a *rule* (see `derivatives`). A rule takes the forward call and the gradients of
 its results, and returns the gradients of its inputs. If no gradient is needed, the form runs as it is.

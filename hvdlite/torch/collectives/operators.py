@@ -125,7 +125,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
 
 
 def _arguments(form: str, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
-    """Returns those of the arguments that the form takes, and the process set."""
+    """Returns the arguments that the form takes, with the process set."""
     values = {"root_rank": rank, "rank": rank, "splits": splits, **dict(zip(_REDUCTION, reduction, strict=False))}
     return {"process_set": global_process_set, **{key: values[key] for key in _parameters(form) & values.keys()}}
 

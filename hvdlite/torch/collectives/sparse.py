@@ -35,9 +35,9 @@ def sparse_allreduce_async(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Starts the reduction of a sparse COO tensor, of which ranks may hold different elements, or none.
+    """Starts the reduction of a sparse COO tensor. Ranks may have different elements, or none.
 
-    Returns a function that waits for it and gives the coalesced result, as `synchronize` does for other collectives.
+    Returns a function that waits for it and returns the coalesced result, as `synchronize` does for other collectives.
     Raises ValueError for a tensor that is not sparse, and for operations other than Average and Sum.
     """
     return start_sparse_allreduce(group_of(process_set), tensor, name, op)[1]

@@ -53,7 +53,7 @@ collectives = TensorCollectives(TensorAdapter())
 
 
 def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Makes an uninitialised CPU tensor as `hvdlite.shared_empty` does. Arguments are those of `torch.empty`."""
+    """Makes an uninitialised CPU tensor as `hvdlite.shared_empty` does. Takes the arguments of `torch.empty`."""
     shape = [each for part in size for each in (part if isinstance(part, Sequence) else [part])]
     kind = torch.get_default_dtype() if dtype is None else dtype
     memory = shared_bytes(shape, dtype_of(kind).itemsize)

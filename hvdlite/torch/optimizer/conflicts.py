@@ -40,7 +40,7 @@ def refuse_ddp(members: Iterable[Named]) -> None:
 
 
 def watch_scalers(is_reducing: Callable[[Any], bool]) -> None:
-    """Makes scalers raise AssertionError for an optimizer for which ``is_reducing`` is true. Call it once."""
+    """Makes scalers raise AssertionError for an optimizer that ``is_reducing``. Call it once."""
 
     def refusing(use: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(use)

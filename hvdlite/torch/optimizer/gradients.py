@@ -26,7 +26,7 @@ class TensorGradient(Gradient[torch.Tensor]):
 
     ``version`` is the tensor's version when it was complete, and ``stream`` the GPU's stream that computed it.
     ``own_place`` is its place in shared memory, if any; ``place`` is `IN_PLACE` while the settled gradient is there in
-    the form that travels. ``sparse_dim`` is that of the parameter's latest sparse gradient.
+    the form that travels. ``sparse_dim`` is from the parameter's latest sparse gradient.
     """
 
     __slots__ = ("hook", "own_place", "parameter", "reduction", "sparse_dim", "stream", "version")

@@ -26,7 +26,7 @@ _CACHED_BYTES: Final = 1 << 18
 
 
 IN_PLACE: Final = object()
-"""The place of a tensor that is in its place already, in the form in which it travels."""
+"""Stands for the place of a tensor that is already there, in the form that travels."""
 
 
 class Place:
