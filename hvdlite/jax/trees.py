@@ -50,7 +50,7 @@ def allreduce(
     if compression is not None:
         pairs = [(leaf, None) if is_number(leaf) else compression.compress(leaf) for leaf in leaves]
         leaves, contexts = [sent for sent, _ in pairs], [context for _, context in pairs]
-    results = cross(_AllReduce(name, process_set, op, prescale_factor, postscale_factor), leaves)
+    results = cross(_AllReduce(name, process_set, (op, prescale_factor, postscale_factor)), leaves)
     if compression is not None:
         results = [
             result if context is None else compression.decompress(result, context)
@@ -97,28 +97,20 @@ def broadcast_parameters(tree: Any, root_rank: int, process_set: ProcessSet = gl
 class _AllReduce:
     name: str | None
     process_set: ProcessSet
-    op: int
-    prescale_factor: float
-    postscale_factor: float
+    how: tuple[int, float, float] = (Average, 1.0, 1.0)
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        return collectives.grouped_allreduce(
-            leaves,
-            name=self.name,
-            op=self.op,
-            prescale_factor=self.prescale_factor,
-            postscale_factor=self.postscale_factor,
-            process_set=self.process_set,
-        )
+        return collectives.grouped_allreduce(leaves, None, self.name, None, *self.how, self.process_set)
 
     def results(self, leaves: Leaves) -> Sequence[Any]:
         return [_like(leaf) for leaf in leaves]
 
     def gradients(self, leaves: Leaves) -> Leaves:
         """Reduces them in the same way."""
-        if self.op not in (Average, Sum):
+        op, _, _ = self.how
+        if op not in (Average, Sum):
             raise ValueError(
-                f"there is no gradient through op {OP_NAMES.get(self.op, self.op)}; "
+                f"there is no gradient through op {OP_NAMES.get(op, op)}; "
                 "use hvd.Sum or hvd.Average, or jax.lax.stop_gradient"
             )
         return cross(replace(self, name=_backward(self.name)), leaves)
@@ -138,7 +130,7 @@ class _Broadcast:
 
     def gradients(self, leaves: Leaves) -> Leaves:
         """Averages over ranks on the root; zeros elsewhere."""
-        averages = cross(_AllReduce(_backward(self.name), self.process_set, Average, 1.0, 1.0), leaves)
+        averages = cross(_AllReduce(_backward(self.name), self.process_set), leaves)
         return averages if rank() == self.root_rank else [jax.numpy.zeros_like(average) for average in averages]
 
 
@@ -167,7 +159,7 @@ class _AllGather:
 
     def gradients(self, leaves: Leaves) -> Leaves:
         """Averages over ranks; each rank takes the rows that it contributed."""
-        averages = cross(_AllReduce(_backward(self.name), self.process_set, Average, 1.0, 1.0), leaves)
+        averages = cross(_AllReduce(_backward(self.name), self.process_set), leaves)
         group = group_of(self.process_set)
         rows = [average.shape[0] // group.size for average in averages]
         return [average[group.rank * own : (group.rank + 1) * own] for average, own in zip(averages, rows, strict=True)]

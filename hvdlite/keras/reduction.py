@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from hvdlite.keras import backend
-from hvdlite.ops import Average, Max, Min, ProcessSet, group_of
+from hvdlite.ops import Max, Min, ProcessSet, group_of
 from hvdlite.session import current
 from hvdlite.training.explanations import ABSENT
 from hvdlite.training.naming import unique
@@ -99,11 +99,11 @@ class GradientReduction:
             if self.factor == 1.0:
                 return gradients
             return [each if each is None else each * self.factor for each in gradients]
-        scales = {"prescale_factor": 1.0, "postscale_factor": self.factor}
-        if self.op == Average and self.predivide_factor != 1.0:
-            scales["prescale_factor"] /= self.predivide_factor
-            scales["postscale_factor"] *= self.predivide_factor
-        how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **scales}
+        factors = {
+            "prescale_factor": 1.0 / self.predivide_factor,
+            "postscale_factor": self.factor * self.predivide_factor,
+        }
+        how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **factors}
         sent = [
             ops.zeros(ABSENT, _dtype_of_gradient(variables[place])) if gradient is None else gradient
             for place, gradient in enumerate(gradients)

@@ -30,15 +30,8 @@ def allreduce(
 
     ``compression`` is accepted for Horovod scripts. ``average`` is Horovod's deprecated form of ``op``.
     """
-    return arrays.allreduce(
-        _value_of(value),
-        average=average,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
+    how = op, prescale_factor, postscale_factor
+    return arrays.allreduce(_value_of(value), average, name, None, *how, process_set)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:

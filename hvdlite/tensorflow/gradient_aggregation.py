@@ -40,11 +40,5 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
-        super().__init__(
-            backward_passes_per_step,
-            allreduce_func,
-            sparse_as_dense,
-            average_aggregated_gradients,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        how = sparse_as_dense, average_aggregated_gradients, None, None, process_set, scale_local_gradients
+        super().__init__(backward_passes_per_step, allreduce_func, *how)

@@ -186,12 +186,7 @@ def DistributedOptimizer(
     reduction = TensorReduction(compression, op, factor, sparse_as_dense, process_set)
     all_names = {**names, **{parameter: name for name, parameter in given or ()}}
     shared = dict(_parameter_names=horovod_names(all_names))
-    choices = dict(
-        op=op,
-        gradient_predivide_factor=factor,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    choices = dict(op=op, gradient_predivide_factor=factor, sparse_as_dense=sparse_as_dense, process_set=process_set)
     if op == Adasum:
         deltas = DeltaReducer(reduction)
         for bucket in buckets:

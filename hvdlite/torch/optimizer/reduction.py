@@ -13,12 +13,12 @@ below when they are scaled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.ops import Compressor, Group, ProcessSet, Synced
 from hvdlite.torch.collectives.adapter import dense
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
@@ -51,24 +51,15 @@ class TensorReduction(Reduction[torch.Tensor]):
         blank: Collection[int] = (),
     ) -> Flight[torch.Tensor]:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
-            return self._start_sparse(group, name, tensors[0], bool(blank))
+            return _SparseFlight(self, group, name, tensors[0], bool(blank))
         return super().start(group, name, tensors, places, blank)
 
     def start_alone(self, name: str, tensor: torch.Tensor) -> tuple[Any, Any]:
         """Starts the reduction of one tensor; returns its handle, and the context for decompressing its result."""
         if tensor.layout is torch.sparse_coo and not self._densifies:
             return sparse_allreduce_async(tensor, name, self.op, self.process_set), None
-        op, prescale, postscale = self.how
         compressed, context = self.compression.compress(tensor.to_dense() if tensor.is_sparse else tensor)
-        handle = collectives.allreduce_async_(
-            compressed,
-            name=name,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=self.process_set,
-        )
-        return handle, context
+        return collectives.allreduce_async_(compressed, None, name, *self.how, self.process_set), context
 
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
         if place is IN_PLACE:
@@ -90,31 +81,22 @@ class TensorReduction(Reduction[torch.Tensor]):
         found: torch.Tensor = self.compression.decompress(reduced, context)
         return _collected(found, tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
 
-    def _start_sparse(self, group: Group, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
-        # An optimizer's factors only choose when an average divides: here once, after the sum.
-        gathered = tensor.coalesce()
-        values, context = self.compression.compress(gathered.values())
-        sent = _with_values(gathered, values)
-        entry, reduce = start_sparse_allreduce(group, sent, name, self.op, is_blank)
-
-        def unpack(reduced: torch.Tensor) -> torch.Tensor:
-            return _with_values(reduced, self.compression.decompress(reduced.values(), context))
-
-        return _SparseFlight(tensor, entry, reduce, unpack)
-
 
 class _SparseFlight:
+    """The gather of one sparse gradient.
+
+    An optimizer's factors only choose when an average divides: here once, after the sum.
+    """
+
     def __init__(
-        self,
-        tensor: torch.Tensor,
-        entry: Entry[torch.Tensor],
-        reduce: Callable[[], torch.Tensor],
-        unpack: Callable[[torch.Tensor], torch.Tensor],
+        self, reduction: TensorReduction, group: Group, name: str, tensor: torch.Tensor, is_blank: bool
     ) -> None:
         self.tensors = [tensor]
-        self._entry = entry
-        self._reduce = reduce
-        self._unpack = unpack
+        self._compression = reduction.compression
+        gathered = tensor.coalesce()
+        values, self._context = self._compression.compress(gathered.values())
+        sent = _with_values(gathered, values)
+        self._entry, self._wait = start_sparse_allreduce(group, sent, name, reduction.op, is_blank)
         self._reduced: torch.Tensor | None = None
 
     @property
@@ -123,8 +105,8 @@ class _SparseFlight:
 
     def finish(self, synced: Synced) -> list[torch.Tensor]:
         if self._reduced is None:
-            self._reduced = self._reduce()
-        return [self._unpack(self._reduced)]
+            self._reduced = self._wait()
+        return [_with_values(self._reduced, self._compression.decompress(self._reduced.values(), self._context))]
 
 
 def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
