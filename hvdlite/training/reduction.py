@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -107,25 +108,14 @@ class Reduction(Generic[T]):
         return found
 
 
+@dataclass(slots=True, eq=False)
 class _Flight(Generic[T]):
-    __slots__ = ("_blank", "_contexts", "_entries", "_reduced", "_reduction", "tensors")
-
+    _reduction: Reduction[T]
     tensors: Sequence[T]
-
-    def __init__(
-        self,
-        reduction: Reduction[T],
-        tensors: Sequence[T],
-        contexts: Sequence[Any],
-        entries: Sequence[Entry[T]],
-        blank: Collection[int],
-    ) -> None:
-        self.tensors = tensors
-        self._reduction = reduction
-        self._contexts = contexts
-        self._entries = entries
-        self._blank = blank  # on this rank
-        self._reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
+    _contexts: Sequence[Any]
+    _entries: Sequence[Entry[T]]
+    _blank: Collection[int]  # on this rank
+    _reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
 
     @property
     def blank(self) -> Collection[int]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,29 +50,20 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Memory:
-    """A tensor of TensorFlow: a reference that keeps its memory as long as this object lives."""
+    """A tensor of TensorFlow: a reference that keeps its memory as long as this object lives.
 
-    __slots__ = ("_release", "address", "dtype", "nbytes", "number", "shape", "tensor")
+    Takes over the reference ``tensor``. ``number`` is TensorFlow's number of ``dtype``.
+    """
 
-    def __init__(
-        self,
-        release: Callable[[int], None],
-        tensor: int,
-        address: int,
-        nbytes: int,
-        number: int,
-        dtype: ElementType,
-        shape: tuple[int, ...],
-    ) -> None:
-        """Takes over the reference ``tensor``. ``number`` is TensorFlow's number of ``dtype``."""
-        self._release = release
-        self.tensor = tensor
-        self.address = address
-        self.nbytes = nbytes
-        self.number = number
-        self.dtype = dtype
-        self.shape = shape
+    release: Callable[[int], None]
+    tensor: int
+    address: int
+    nbytes: int
+    number: int
+    dtype: ElementType
+    shape: tuple[int, ...]
 
     def data_ptr(self) -> int:
         return self.address
@@ -80,7 +72,7 @@ class Memory:
         return self.nbytes
 
     def __del__(self) -> None:
-        self._release(self.tensor)
+        self.release(self.tensor)
 
 
 class CompiledKernels:
