@@ -120,23 +120,3 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Any:
         return Sum if average is False else Average
 
     return choose
-
-
-__all__ = [
-    "ccl_built",
-    "check_extension",
-    "cuda_built",
-    "ddl_built",
-    "env",
-    "extension_available",
-    "get_average_backwards_compatibility_fun",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "rocm_built",
-    "split_list",
-]
