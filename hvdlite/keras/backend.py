@@ -1,7 +1,7 @@
 """How each back end of Keras reduces several tensors in one call, inside of its compiled step.
 
 `reduce` is the function of the back end in use. It takes tensors, a name, the variables if the tensors are gradients,
-and the arguments of Horovod's all-reduce. Only TensorFlow has sparse gradients.
+whether sparse gradients travel densely, which only TensorFlow has, and the arguments of the back end's all-reduce.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ class BackEnd(NamedTuple):
 def _of_jax() -> BackEnd:
     import hvdlite.jax as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         explain(name, variables)
         with explaining():
-            reduced: list[Any] = hvd.allreduce(list(tensors), name=name, **how)
+            reduced: list[Any] = hvd.allreduce(tensors, name=name, **how)
         return reduced
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
@@ -44,11 +42,9 @@ def _of_torch() -> BackEnd:
 
     import hvdlite.torch as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         with torch.no_grad(), explaining(name, variables):
-            return hvd.grouped_allreduce(list(tensors), name=name, **how)
+            return hvd.grouped_allreduce(tensors, name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)
 
@@ -58,15 +54,13 @@ def _of_tensorflow() -> BackEnd:
 
     import hvdlite.tensorflow as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         is_scaled = how.get("prescale_factor", 1.0) != 1.0 or how.get("postscale_factor", 1.0) != 1.0
-        if sparse_as_dense or is_scaled:  # slices travel without scaling
+        if is_dense or is_scaled:  # slices travel without scaling
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]  # these travel separately
         explain(name, [variable for variable, sparse in zip(variables, is_sparse, strict=False) if not sparse])
-        return hvd.grouped_allreduce(list(tensors), name=name, **how)
+        return hvd.grouped_allreduce(tensors, name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
 

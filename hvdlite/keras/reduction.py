@@ -99,19 +99,17 @@ class GradientReduction:
             if self.factor == 1.0:
                 return gradients
             return [each if each is None else each * self.factor for each in gradients]
-        factors = {
-            "prescale_factor": 1.0 / self.predivide_factor,
-            "postscale_factor": self.factor * self.predivide_factor,
-        }
-        how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **factors}
+        scale = self.predivide_factor
+        factors = {"prescale_factor": 1.0 / scale, "postscale_factor": self.factor * scale}
+        how = {"op": self.op, "compression": self.compression, **factors}
         sent = [
             ops.zeros(ABSENT, _dtype_of_gradient(variables[place])) if gradient is None else gradient
             for place, gradient in enumerate(gradients)
         ]
-        return self._reduce(sent, self._unique_name(), variables=variables, **how)
+        return self._reduce(sent, self._unique_name(), variables, **how)
 
-    def _reduce(self, tensors: list[Any], name: str, **how: Any) -> list[Any]:
-        return backend.reduce(tensors, name=name, process_set=self.process_set, **how)
+    def _reduce(self, tensors: list[Any], name: str, variables: Sequence[Any] = (), **how: Any) -> list[Any]:
+        return backend.reduce(tensors, name, variables, self.sparse_as_dense, process_set=self.process_set, **how)
 
     def _unique_name(self) -> str:
         """Returns the name by which ranks match the gradients, with a number if several optimizers have it."""

@@ -14,7 +14,7 @@ from hvdlite.ops import ProcessSet
 from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
-from hvdlite.tensorflow.operation.errors import in_both, raising_both, remember
+from hvdlite.tensorflow.operation.errors import in_both, remember
 from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, note_function, refuse_other_graphs, session_graph
 from hvdlite.tensorflow.operation.numpy_functions import session_nodes
 from hvdlite.tensorflow.operation.pending import NEWS, give_up_ended
@@ -24,8 +24,10 @@ from hvdlite.tensorflow.operation.route import route
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Returns the results of ``call`` for ``tensors`` (see `Call`)."""
     if tf.executing_eagerly():
-        with raising_both():
+        try:
             return _run_at_once(call, tensors)
+        except (HvdError, ValueError) as error:  # not `raising_both`, which costs more where nothing fails
+            raise in_both(error) from error.__cause__
     try:
         return _add_nodes(call, tensors)
     except HvdError as error:
