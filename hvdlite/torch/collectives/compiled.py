@@ -76,14 +76,14 @@ def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any
     tensors = given["tensors"] if "tensors" in given else [given["tensor"]]
     if given.get("average") is not None or given.get("compression") is not None:
         return None
-    op, rank = given.get("op", Average), given.get("root_rank", given.get("rank", 0))
-    numbers = (Average if op is None else op, given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0))
-    if not _are_plain(tensors, given, rank, *numbers):
+    op = Average if given.get("op") is None else given["op"]
+    prescale, postscale = given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0)
+    rank = given.get("root_rank", given.get("rank", 0))
+    if not _are_plain(tensors, given, rank, op, prescale, postscale):
         return None
     shapes = shapes_of(tensors, rank)
     if shapes is None:
         return None
-    op, prescale, postscale = numbers
     call = (name, given["name"], op, float(prescale), float(postscale), rank)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         results = list(_Known.apply(call, shapes, *tensors))  # type: ignore[no-untyped-call]
@@ -157,7 +157,8 @@ def _shapes_of_own_rows(tensors: Sequence[torch.Tensor], rank: Any) -> list[Any]
     if group is None or any(tensor.dim() == 0 for tensor in tensors):
         return None
     size, own = group.size, group.rank
-    return [(t.shape[0] // size + (1 if own < t.shape[0] % size else 0), *t.shape[1:]) for t in tensors]
+    shares = [tensor.shape[0] // size + (1 if own < tensor.shape[0] % size else 0) for tensor in tensors]
+    return [(share, *tensor.shape[1:]) for share, tensor in zip(shares, tensors)]  # noqa: B905 - traced
 
 
 def _shapes_on_root(tensors: Sequence[torch.Tensor], root: Any) -> list[Any] | None:
