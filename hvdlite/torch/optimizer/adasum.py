@@ -10,7 +10,7 @@ differences in the parameters' own memory, and adds the copies. The optimizer's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -96,7 +96,7 @@ class DeltaReducer:
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:
-                results = [copy + delta for copy, delta in zip(copies, flight.finish(set()), strict=True)]
+                results: Iterable[torch.Tensor] = map(torch.add, copies, flight.finish(set()))  # one at a time
             except HvdError as error:
                 failures.append(error)
                 results = copies
