@@ -17,6 +17,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -158,32 +159,21 @@ def give_up(number: int) -> None:
         _free.append(ticket.queue)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
     """Waits for the tensors of a collective one by one: hvdlite's threads call `release` when one is done."""
 
-    __slots__ = (
-        "_call",
-        "_has_untaken_news",
-        "_is_given_up",
-        "_kind",
-        "_left",
-        "_notifying",
-        "error",
-        "handle",
-        "number",
-        "queue",
-        "results",
-    )
-
-    def __init__(self, number: int, queue: Queue) -> None:
-        self._notifying = threading.Lock()
-        self._has_untaken_news = self._is_given_up = False
-        self.number = number
-        self.queue = queue
-        self.handle: Handle[Any] | GroupHandle[Any] | None = None
-        self.error: Exception | None = None
-        self.results: list[Any] = []
-        self._left: Iterator[Handle[Any]] = iter(())
+    number: int
+    queue: Queue
+    handle: Handle[Any] | GroupHandle[Any] | None = None
+    error: Exception | None = None
+    results: list[Any] = field(default_factory=list)
+    _call: Call = field(init=False)
+    _kind: Tensors = field(init=False)
+    _left: Iterator[Handle[Any]] = field(init=False)
+    _notifying: threading.Lock = field(default_factory=threading.Lock)
+    _has_untaken_news: bool = False
+    _is_given_up: bool = False
 
     def follow(self, handle: Handle[Any] | GroupHandle[Any], call: Call, kind: Tensors) -> None:
         self._call, self._kind = call, kind
