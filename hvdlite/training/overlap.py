@@ -108,7 +108,7 @@ class Bucket(Generic[T]):
     """Gradients that travel together. Those in ``waiting`` are not complete in this step.
 
     ``flight`` is kept from the submit to the end of the step, so that an interrupted `synchronize` can be called again.
-    ``sent`` are the gradients in the flight, and ``unchanged`` those whose results are being put in place.
+    ``sent`` are the gradients in the flight, and ``unchanged`` those that had not changed when it ended.
     """
 
     __slots__ = ("flight", "gradients", "nbytes", "sent", "unchanged", "waiting")
