@@ -1,4 +1,4 @@
-"""``horovod.common.util``: the functions of it that scripts and test suites call."""
+"""``horovod.common.util``: the functions that scripts and test suites call."""
 
 from __future__ import annotations
 
@@ -35,39 +35,21 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return ext_base_name == "torch" and extension_available(ext_base_name) and builds.cuda_built()
 
 
-def mpi_built(verbose: bool = False) -> bool:
-    """Always false."""
-    return builds.mpi_built()
+def _taking_verbose(built: Callable[[], T]) -> Callable[..., T]:
+    def call(verbose: bool = False) -> T:
+        return built()
+
+    call.__name__, call.__doc__ = built.__name__, built.__doc__
+    return call
 
 
-def gloo_built(verbose: bool = False) -> bool:
-    """Always true: hvdlite has CPU collectives without MPI."""
-    return builds.gloo_built()
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """The version of NCCL that hvdlite uses, such as 22304; 0 without one."""
-    return builds.nccl_built()
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """Always false: there is no IBM DDL."""
-    return builds.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """Always false: there is no Intel oneCCL."""
-    return builds.ccl_built()
-
-
-def cuda_built(verbose: bool = False) -> bool:
-    """True if this process seems to have a GPU."""
-    return builds.cuda_built()
-
-
-def rocm_built(verbose: bool = False) -> bool:
-    """Always false."""
-    return builds.rocm_built()
+mpi_built = _taking_verbose(builds.mpi_built)
+gloo_built = _taking_verbose(builds.gloo_built)
+nccl_built = _taking_verbose(builds.nccl_built)
+ddl_built = _taking_verbose(builds.ddl_built)
+ccl_built = _taking_verbose(builds.ccl_built)
+cuda_built = _taking_verbose(builds.cuda_built)
+rocm_built = _taking_verbose(builds.rocm_built)
 
 
 def _cache(f: Callable[..., T]) -> Callable[..., T]:
@@ -138,23 +120,3 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Any:
         return Sum if average is False else Average
 
     return choose
-
-
-__all__ = [
-    "ccl_built",
-    "check_extension",
-    "cuda_built",
-    "ddl_built",
-    "env",
-    "extension_available",
-    "get_average_backwards_compatibility_fun",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "rocm_built",
-    "split_list",
-]

@@ -10,9 +10,9 @@ __path__: list[str] = []  # a package, because it is also the two above that mod
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Returns the rank and the number of ranks that this process was started with, before `init` too.
+    """Returns this process's rank and the number of ranks, also before `init`; 0 and 1 without a launcher.
 
-    They are 0 and 1 where no launcher has set any. Raises ValueError if it has not set all that `init` needs.
+    Raises ValueError if the launcher has not set all variables that `init` needs.
     """
     start = Start.read()
     return start.rank, start.size

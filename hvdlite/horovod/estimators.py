@@ -1,4 +1,4 @@
-"""Names of Horovod's estimators for Spark, and of their stores: each raises a sentence when it is used.
+"""Names of Horovod's estimators for Spark, and of their stores: each raises an error when it is used.
 
 The module stands in for ``horovod.spark.torch``, ``keras``, ``lightning``, ``common``, ``common.backend`` and
 ``common.store``.
@@ -29,7 +29,7 @@ __path__: list[str] = []  # a package, because of horovod.spark.common.store
 
 
 class Store:
-    """Raises NotImplementedError with what to do instead, under each name of an estimator, a model or a store."""
+    """Raises NotImplementedError with advice. It has the name of each estimator, model and store."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.create()

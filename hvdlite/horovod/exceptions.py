@@ -8,7 +8,7 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed; ``skip_sync`` says that the state needs no new broadcast.
+    """The hosts of an elastic job changed; with ``skip_sync`` the state needs no new broadcast.
 
     It exists for ``except`` clauses: this version has no elastic jobs and never raises it.
     """

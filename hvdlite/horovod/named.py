@@ -1,16 +1,17 @@
-"""Horovod's modules where its name is lent to every program: those of hvdlite, with another ``init`` and its relatives.
+"""Horovod's modules where every program can import ``horovod``: hvdlite's, with another ``init`` and related functions.
 
-A program that only looks for Horovod must not change by finding it. So nothing has begun for one that asks under
-Horovod's name before it has called ``init`` under that name, whatever it has done under hvdlite's. That call begins
+A program that only checks for Horovod must not change by finding it. So under Horovod's name nothing is initialized
+before the program has called ``init`` under that name, whatever it has called under hvdlite's. That call turns on
 Horovod's behaviours.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from hvdlite import session
 from hvdlite.compat import standing_by_name, stands_for_horovod
@@ -19,22 +20,24 @@ from hvdlite.horovod.basics import HorovodBasics
 from hvdlite.log import logger
 from hvdlite.members.process_set import ProcessSet
 
+T = TypeVar("T")
+
 _OF_A_MODULE: Final = frozenset(
     "__name__ __loader__ __spec__ __package__ __path__ __builtins__ __cached__ __getattr__".split()
 )
-_has_told = False
+_has_warned = False
 
 
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """As `hvdlite.init`, and lets hvdlite stand in for Horovod in this process from now on, which rank 0 says once."""
-    global _has_told
+    """As `hvdlite.init`. From now on hvdlite stands in for Horovod in this process; rank 0 logs that once."""
+    global _has_warned
     is_asked_for = stands_for_horovod()
     with standing_by_name():
         session.init(comm, process_sets)
-    if not (is_asked_for or _has_told) and session.rank() == 0:
-        _has_told = True
+    if not (is_asked_for or _has_warned) and session.rank() == 0:
+        _has_warned = True
         logger.warning(
             "hvdlite stands in for Horovod, which is not installed here; hvdrun does without this line with "
             "--horovod-compat, and without the name horovod with --no-horovod-compat"
@@ -52,78 +55,38 @@ def is_initialized() -> bool:
     return stands_for_horovod() and session.is_initialized()
 
 
-def rank() -> int:
-    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
-    _refuse_before_init()
-    return session.rank()
+def _after_init(ask: Callable[[], T]) -> Callable[[], T]:
+    """Returns ``ask``, which raises ValueError before `init`."""
+
+    @functools.wraps(ask)
+    def call() -> T:
+        if not stands_for_horovod():
+            raise ValueError("Horovod has not been initialized; call hvd.init() first")
+        return ask()
+
+    return call
 
 
-def size() -> int:
-    """The number of ranks of the job."""
-    _refuse_before_init()
-    return session.size()
-
-
-def local_rank() -> int:
-    """The number of this process among those on its host."""
-    _refuse_before_init()
-    return session.local_rank()
-
-
-def local_size() -> int:
-    """The number of ranks on this host."""
-    _refuse_before_init()
-    return session.local_size()
-
-
-def cross_rank() -> int:
-    """The index of this host among the hosts that have this local rank."""
-    _refuse_before_init()
-    return session.cross_rank()
-
-
-def cross_size() -> int:
-    """The number of hosts that have this local rank."""
-    _refuse_before_init()
-    return session.cross_size()
-
-
-def is_homogeneous() -> bool:
-    """True if every host has the same number of ranks."""
-    _refuse_before_init()
-    return session.is_homogeneous()
-
-
-def _refuse_before_init() -> None:
-    if not stands_for_horovod():
-        raise ValueError("Horovod has not been initialized; call hvd.init() first")
-
-
-_FUNCTIONS: Final = (
-    init,
-    shutdown,
-    is_initialized,
-    rank,
-    size,
-    local_rank,
-    local_size,
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-)
+_AFTER_INIT: Final = "rank size local_rank local_size cross_rank cross_size is_homogeneous".split()
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "init": init,
+    "shutdown": shutdown,
+    "is_initialized": is_initialized,
+    **{name: _after_init(getattr(session, name)) for name in _AFTER_INIT},
+}
 
 
 class _NamedBasics(HorovodBasics):
     """`HorovodBasics` with the functions of this module."""
 
 
-for _function in _FUNCTIONS:
-    setattr(_NamedBasics, _function.__name__, staticmethod(_function))
+for _name, _function in _FUNCTIONS.items():
+    setattr(_NamedBasics, _name, staticmethod(_function))
 _NamedBasics.__name__ = _NamedBasics.__qualname__ = HorovodBasics.__name__
 
 _OWN: Final[dict[int, Any]] = {
     id(HorovodBasics): _NamedBasics,
-    **{id(getattr(session, function.__name__)): function for function in _FUNCTIONS},
+    **{id(getattr(session, name)): function for name, function in _FUNCTIONS.items()},
 }
 
 

@@ -1,4 +1,4 @@
-"""``horovod.ray``: `hvdlite.ray.RayExecutor`, and sentences in place of elastic jobs and of Horovod's actor."""
+"""``horovod.ray``: `hvdlite.ray.RayExecutor`, and errors with advice for elastic jobs and Horovod's actor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class BaseHorovodWorker:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
-            "hvdlite has actors of its own for ranks, so there is no BaseHorovodWorker; give the class of which each "
-            "rank is to have an object to horovod.ray.RayExecutor.start(executable_cls=...), and call it by execute()"
+            "hvdlite has its own actors for ranks, so there is no BaseHorovodWorker; pass the class of your object to "
+            "horovod.ray.RayExecutor.start(executable_cls=...), which makes one on each rank, and call it by execute()"
         )
 
 
@@ -32,5 +32,5 @@ class ElasticRayExecutor:
 
     @staticmethod
     def create_settings(*args: Any, **kwargs: Any) -> None:
-        """Raises the same."""
+        """Raises NotImplementedError too."""
         ElasticRayExecutor()

@@ -29,14 +29,8 @@ def _allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """`hvdlite.tensorflow.allreduce` of a tensor, by default to the sum."""
-    return allreduce(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-    )
+    factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    return allreduce(tensor, op=op, name=name, process_set=process_set, **factors)
 
 
 def _grouped_allreduce(
@@ -49,14 +43,8 @@ def _grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """`_allreduce` of several tensors."""
-    return grouped_allreduce(
-        tensors,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-    )
+    factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    return grouped_allreduce(tensors, op=op, name=name, process_set=process_set, **factors)
 
 
 def _reducescatter(
@@ -69,14 +57,8 @@ def _reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """`hvdlite.tensorflow.reducescatter` of a tensor, by default to the sum."""
-    return reducescatter(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-    )
+    factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    return reducescatter(tensor, op=op, name=name, process_set=process_set, **factors)
 
 
 def _grouped_reducescatter(
@@ -89,14 +71,8 @@ def _grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """`_reducescatter` of several tensors."""
-    return grouped_reducescatter(
-        tensors,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-    )
+    factors: dict[str, Any] = dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    return grouped_reducescatter(tensors, op=op, name=name, process_set=process_set, **factors)
 
 
 def _normalize_name(name: str) -> str:

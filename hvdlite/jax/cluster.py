@@ -1,7 +1,7 @@
 """The ranks of hvdrun as processes of `jax.distributed`, which then needs no numbers.
 
-JAX asks each class of clusters that it knows whether it is running there; hvdrun's comes first, because hvdrun works
-inside of all others. JAX reads where processes meet from JAX_COORDINATOR_ADDRESS by itself, which hvdrun sets.
+JAX asks each of its cluster classes whether it runs there. hvdrun's is the first, because hvdrun works inside of all
+other clusters. JAX reads the coordinator's address from JAX_COORDINATOR_ADDRESS, which hvdrun sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hvdlite.settings import Start
 
 
 class Hvdrun(ClusterEnv):  # type: ignore[misc]
-    """What JAX asks about a process, for ranks that hvdrun has started."""
+    """JAX's questions about a process, answered for ranks that hvdrun has started."""
 
     name = "hvdrun"
 
@@ -20,7 +20,7 @@ class Hvdrun(ClusterEnv):  # type: ignore[misc]
     def is_env_present(cls) -> bool:
         try:
             return bool(Start.read().rendezvous)
-        except ValueError:  # of another launcher, which `init` reports
+        except ValueError:  # variables of another launcher; `init` reports the error
             return False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Compression of JAX arrays, after `hvdlite.training.compression`."""
+"""Compression of JAX arrays."""
 
 from __future__ import annotations
 

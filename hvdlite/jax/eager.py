@@ -14,12 +14,12 @@ from hvdlite.ops.numbers import array_of, as_it_was
 
 
 def finished(received: npt.NDArray[Any]) -> Any:
-    """Makes a JAX array; one of 64 bits stays numpy's where JAX would cut it to 32."""
+    """Makes a JAX array; one of 64 bits stays numpy's if JAX would convert it to 32."""
     return jax.numpy.asarray(received) if jax.dtypes.canonicalize_dtype(received.dtype) == received.dtype else received
 
 
 class _ArrayAdapter:
-    """JAX arrays and numpy's, wherever their memory is: a copy in the host's memory travels for one on a device."""
+    """Arrays of JAX and numpy. Of an array on a device, a copy in the host's memory travels."""
 
     finish = staticmethod(finished)
 

@@ -1,11 +1,10 @@
-"""A collective of several arrays as one step of a JAX program, also of a compiled one and in a derivative.
+"""A collective of several arrays as one step of a JAX program, also in compiled functions and derivatives.
 
-Inside `jax.jit` it is an ordered callback to the host: XLA neither leaves it out nor repeats it, and it keeps the
-program's order with all others, so ranks that run the same program call their collectives in the same order. A pure
-callback costs a third, and has none of these properties.
+Inside `jax.jit` it is an ordered callback to the host: XLA neither drops nor repeats it, and keeps all callbacks in the
+program's order. So ranks that run the same program call their collectives in the same order. A pure callback costs a
+third, and has none of these properties.
 
-JAX gives the error of a callback to the caller as a JaxRuntimeError that has the text of ours; `last_error` has the
-object.
+JAX raises the error of a callback as a JaxRuntimeError with the same text; `last_error` returns the original.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ Leaves = list[Any]
 
 
 class Call(Protocol):
-    """A collective with all its arguments but the arrays. Equal calls are the same to JAX, so it can be hashed."""
+    """A collective and its arguments except the arrays. It is hashable, because JAX compares calls."""
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        """Runs it on arrays that have values. It ``has_shapes`` to return if it told `results` to JAX."""
+        """Runs it on arrays with values. If ``has_shapes``, the results must have the shapes of `results`."""
 
     def results(self, leaves: Leaves) -> Sequence[Any]:
         """Returns the shape and dtype of each result, as JAX describes them."""
 
     def gradients(self, leaves: Leaves) -> Leaves:
-        """Returns the gradients of the floating-point inputs, from those of their results."""
+        """Returns the gradients of the floating-point inputs, from the gradients of their results."""
 
 
 def cross(call: Call, leaves: Leaves) -> Leaves:
-    """Runs ``call`` now or, where the arrays have no values yet, when JAX's program comes to this point."""
+    """Runs ``call`` now or, if the arrays have no values yet, when JAX's program comes to this point."""
     if _have_values(leaves):
         return _at_once(call, leaves)
     return list(_crossed(call, [jax.numpy.asarray(leaf) for leaf in leaves]))
 
 
 def last_error() -> HvdError | ValueError | None:
-    """Returns the error of the last collective of a compiled function that failed, None if there was none."""
+    """Returns the error of the last collective that failed in a compiled function; None if none did."""
     return _last_error
 
 
@@ -61,12 +60,12 @@ def _have_values(leaves: Leaves) -> bool:
 
 
 def _at_once(call: Call, leaves: Leaves) -> Leaves:
-    jax.effects_barrier()  # compiled functions that were called before come first, as on the other ranks
+    jax.effects_barrier()  # first finish compiled functions that were called before, as the other ranks do
     return call.run(collectives, leaves, has_shapes=False)
 
 
 def _in_callback(call: Call, *leaves: Any) -> Leaves:
-    """Runs ``call`` on memory of the host, without a JAX program inside of one."""
+    """Runs ``call`` on the host's memory, because a callback must not run JAX programs."""
     global _last_error
     try:
         with explaining():
@@ -83,7 +82,7 @@ def _run(call: Call, leaves: Leaves) -> Leaves:
 
 
 def _forward(call: Call, leaves: Leaves) -> tuple[Leaves, Sequence[Any]]:
-    """Calls what has a derivative, for derivatives of derivatives."""
+    """Calls the form that has a derivative, for higher derivatives."""
     return _crossed(call, leaves), [None if _is_floating(leaf) else leaf.shape for leaf in leaves]
 
 
@@ -98,7 +97,7 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _no_gradient(shape: Sequence[int]) -> Any:
-    """Returns what JAX takes for the gradient of integers."""
+    """Returns JAX's form of a gradient of integers."""
     return np.zeros(shape, jax.dtypes.float0)
 
 
@@ -107,7 +106,7 @@ _crossed.defvjp(_forward, _backward)
 
 
 class _NotOurs(logging.Filter):
-    """JAX logs the traceback of an error in a callback, and raises it as well. For ours the second is enough."""
+    """Drops JAX's log of an error of hvdlite in a callback, because JAX raises the error as well."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and record.exc_info[1] is not None and record.exc_info[1] is _last_error)

@@ -1,4 +1,4 @@
-"""Collectives of pytrees: all leaves travel as one group, and the result has the tree's form."""
+"""Collectives of pytrees, whose leaves travel together. The result has the tree's form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.jax.eager import finished
 from hvdlite.jax.primitive import Leaves, cross
 from hvdlite.ops import (
     OP_NAMES,
@@ -20,8 +22,8 @@ from hvdlite.ops import (
     Sum,
     global_process_set,
     group_of,
-    synchronize_all,
 )
+from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.handles import run
 from hvdlite.ops.numbers import is_number
 from hvdlite.session import rank
@@ -48,7 +50,7 @@ def allreduce(
     if compression is not None:
         pairs = [(leaf, None) if is_number(leaf) else compression.compress(leaf) for leaf in leaves]
         leaves, contexts = [sent for sent, _ in pairs], [context for _, context in pairs]
-    results = cross(_AllReduce(name, process_set, op, prescale_factor, postscale_factor), leaves)
+    results = cross(_AllReduce(name, process_set, (op, prescale_factor, postscale_factor)), leaves)
     if compression is not None:
         results = [
             result if context is None else compression.decompress(result, context)
@@ -75,32 +77,40 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     return jax.tree.unflatten(form, cross(_AllGather(name, process_set), leaves))
 
 
+def broadcast_parameters(tree: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
+    """Returns the ``tree`` of ``root_rank``, a rank's number in the job: parameters, or the state of an optimizer.
+
+    Each leaf travels under the name of its path. Numbers are returned as numbers. Raises ValueError for a leaf that is
+    neither an array nor a number, and HorovodInternalError if the trees of ranks differ in form, shapes or dtypes.
+    """
+    leaves, form = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(f"parameter{jax.tree_util.keystr(path)}", np.array(leaf)) for path, leaf in leaves]
+    received = arrays.broadcast_all_(group_of(process_set), named, root_rank)
+    results = [
+        finished(array) if hasattr(leaf, "shape") else array.item()
+        for (_, leaf), array in zip(leaves, received, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(form, results)
+
+
 @dataclass(frozen=True)
 class _AllReduce:
     name: str | None
     process_set: ProcessSet
-    op: int
-    prescale_factor: float
-    postscale_factor: float
+    how: tuple[int, float, float] = (Average, 1.0, 1.0)
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        return collectives.grouped_allreduce(
-            leaves,
-            name=self.name,
-            op=self.op,
-            prescale_factor=self.prescale_factor,
-            postscale_factor=self.postscale_factor,
-            process_set=self.process_set,
-        )
+        return collectives.grouped_allreduce(leaves, None, self.name, None, *self.how, self.process_set)
 
     def results(self, leaves: Leaves) -> Sequence[Any]:
         return [_like(leaf) for leaf in leaves]
 
     def gradients(self, leaves: Leaves) -> Leaves:
         """Reduces them in the same way."""
-        if self.op not in (Average, Sum):
+        op, _, _ = self.how
+        if op not in (Average, Sum):
             raise ValueError(
-                f"there is no gradient through op {OP_NAMES.get(self.op, self.op)}; "
+                f"there is no gradient through op {OP_NAMES.get(op, op)}; "
                 "use hvd.Sum or hvd.Average, or jax.lax.stop_gradient"
             )
         return cross(replace(self, name=_backward(self.name)), leaves)
@@ -113,21 +123,14 @@ class _Broadcast:
     root_rank: int
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        """Broadcasts have no grouped form; together they are in flight at once."""
-        numbered = [None if self.name is None else f"{self.name}[{index}]" for index in range(len(leaves))]
-        pairs = zip(leaves, numbered, strict=True)
-        with group_of(self.process_set).burst():
-            handles = [
-                collectives.broadcast_async(leaf, self.root_rank, name, self.process_set) for leaf, name in pairs
-            ]
-        return synchronize_all(handles)
+        return collectives.grouped_broadcast(leaves, self.root_rank, self.name, self.process_set)
 
     def results(self, leaves: Leaves) -> Sequence[Any]:
         return [_like(leaf) for leaf in leaves]
 
     def gradients(self, leaves: Leaves) -> Leaves:
         """Averages over ranks on the root; zeros elsewhere."""
-        averages = cross(_AllReduce(_backward(self.name), self.process_set, Average, 1.0, 1.0), leaves)
+        averages = cross(_AllReduce(_backward(self.name), self.process_set), leaves)
         return averages if rank() == self.root_rank else [jax.numpy.zeros_like(average) for average in averages]
 
 
@@ -155,8 +158,8 @@ class _AllGather:
         return [jax.ShapeDtypeStruct((size * leaf.shape[0], *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
     def gradients(self, leaves: Leaves) -> Leaves:
-        """Averages over ranks; each takes the rows that it contributed."""
-        averages = cross(_AllReduce(_backward(self.name), self.process_set, Average, 1.0, 1.0), leaves)
+        """Averages over ranks; each rank takes the rows that it contributed."""
+        averages = cross(_AllReduce(_backward(self.name), self.process_set), leaves)
         group = group_of(self.process_set)
         rows = [average.shape[0] // group.size for average in averages]
         return [average[group.rank * own : (group.rank + 1) * own] for average, own in zip(averages, rows, strict=True)]

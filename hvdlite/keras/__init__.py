@@ -1,7 +1,7 @@
 """``import hvdlite.keras as hvd``: `fit` and custom loops of Keras 3 on its TensorFlow, JAX and PyTorch back ends."""
 
 try:
-    import keras as _keras  # noqa: F401 - the reason is told here, before the first module that uses it
+    import keras as _keras  # noqa: F401 - fails here with a reason, before the first module that uses it
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("hvdlite.keras needs Keras 3; pip install 'hvdlite[keras]'", name=error.name) from error
 

@@ -1,7 +1,7 @@
 """How each back end of Keras reduces several tensors in one call, inside of its compiled step.
 
-`reduce` is that of the back end in use. It takes tensors, a name, the variables whose gradients they are, if they are,
-and what Horovod's all-reduce takes; TensorFlow alone has sparse gradients.
+`reduce` is the function of the back end in use. It takes tensors, a name, the variables if the tensors are gradients,
+whether sparse gradients travel densely, which only TensorFlow has, and the arguments of the back end's all-reduce.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Reduce = Callable[..., list[Any]]
 
 
 class BackEnd(NamedTuple):
-    """Its reduction of several tensors, its compressions, and the error that its latest compiled step hides."""
+    """Its reduction of several tensors, its compressions, and the original error of its latest compiled step."""
 
     reduce: Reduce
     Compression: Any
@@ -28,12 +28,10 @@ class BackEnd(NamedTuple):
 def _of_jax() -> BackEnd:
     import hvdlite.jax as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         explain(name, variables)
         with explaining():
-            reduced: list[Any] = hvd.allreduce(list(tensors), name=name, **how)
+            reduced: list[Any] = hvd.allreduce(tensors, name=name, **how)
         return reduced
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
@@ -44,11 +42,9 @@ def _of_torch() -> BackEnd:
 
     import hvdlite.torch as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         with torch.no_grad(), explaining(name, variables):
-            return hvd.grouped_allreduce(list(tensors), name=name, **how)
+            return hvd.grouped_allreduce(tensors, name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)
 
@@ -58,15 +54,13 @@ def _of_tensorflow() -> BackEnd:
 
     import hvdlite.tensorflow as hvd
 
-    def reduce(
-        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
-    ) -> list[Any]:
+    def reduce(tensors: list[Any], name: str, variables: Sequence[Any], is_dense: bool, **how: Any) -> list[Any]:
         is_scaled = how.get("prescale_factor", 1.0) != 1.0 or how.get("postscale_factor", 1.0) != 1.0
-        if sparse_as_dense or is_scaled:  # slices are not scaled on their way
+        if is_dense or is_scaled:  # slices travel without scaling
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]  # which travel apart
+        is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]  # these travel separately
         explain(name, [variable for variable, sparse in zip(variables, is_sparse, strict=False) if not sparse])
-        return hvd.grouped_allreduce(list(tensors), name=name, **how)
+        return hvd.grouped_allreduce(tensors, name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
 
@@ -75,7 +69,7 @@ _BACK_ENDS = {"jax": _of_jax, "torch": _of_torch, "tensorflow": _of_tensorflow}
 
 
 def is_traced(value: Any) -> bool:
-    """True for a value of JAX that a compiled function is made with."""
+    """True for a value that JAX traces a compiled function with."""
     import jax
 
     return isinstance(value, jax.core.Tracer)
@@ -89,8 +83,8 @@ reduce, Compression, Compressor = _used.reduce, _used.Compression, _used.Compres
 
 
 def last_error() -> BaseException | None:
-    """Returns the error of the latest compiled step that failed, which raised an error of the back end with its text.
+    """Returns the error of the latest compiled step that failed; None if none did.
 
-    None if there was none. Steps that are not compiled raise the error itself.
+    Such a step raises an error of the back end with the same text. Steps that are not compiled raise the error itself.
     """
     return _used.last_error()

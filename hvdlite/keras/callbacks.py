@@ -28,7 +28,7 @@ _Multiplier = float | Callable[[float], float]
 
 
 class _OfKeras3:
-    """Precedes the class of Keras in a callback, which then refuses models of Keras 2."""
+    """The first base of a callback, which refuses models of Keras 2."""
 
     def set_model(self, model: Any) -> None:
         keras_2.refuse_model(model)
@@ -38,12 +38,12 @@ class _OfKeras3:
 class BroadcastGlobalVariablesCallback(_OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Gives the model's weights and the optimizer's state of ``root_rank`` to all ranks when training begins.
 
-    So it does with the epoch at which `keras.callbacks.BackupAndRestore` resumes, if that comes before it in the list:
-    only the root needs the backup. If any rank builds its model during the first step only, all broadcast after it.
+    Also the epoch at which `keras.callbacks.BackupAndRestore` resumes, if that is before this callback in the list, so
+    only the root needs the backup. If any rank builds its model in the first step, all broadcast after that step.
     ``local_variables`` are left as they are. ``device`` is accepted for Horovod scripts.
 
-    Raises ValueError on all ranks if they are about to take different numbers of steps, and for layers that would
-    normalize the batches of other ranks by `tf.distribute`.
+    Raises ValueError on all ranks if they would take different numbers of steps, and for layers that synchronize
+    batch normalization by `tf.distribute`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BroadcastGlobalVariablesCallback(_OfKeras3, keras.callbacks.Callback):  # 
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts what there is."""
+        """Broadcasts if all ranks have built their models."""
         gathered = allgather_object(
             ((self.params or {}).get("steps"), self.model.built), "the beginning of training", self.process_set
         )
@@ -69,15 +69,15 @@ class BroadcastGlobalVariablesCallback(_OfKeras3, keras.callbacks.Callback):  # 
         self._refuse_synchronized()
         self._is_done = all(built)
         if self._is_done:
-            if not self.model.optimizer.built:  # TensorFlow's does that in its first step
+            if not self.model.optimizer.built:  # with TensorFlow, it is built in the first step
                 self.model.optimizer.build(self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts after the first step, which has built all the rest."""
+        """Broadcasts after the first step, in which every model was built."""
         if not self._is_done:
             self._is_done = True
-            if hasattr(self.model, "jax_state_sync"):  # there the step's state is not in the variables yet
+            if hasattr(self.model, "jax_state_sync"):  # with JAX, the state is not in the variables yet
                 self.model.jax_state_sync()
             self._broadcast()
 
@@ -99,11 +99,10 @@ class BroadcastGlobalVariablesCallback(_OfKeras3, keras.callbacks.Callback):  # 
     def _compare(self, steps: Sequence[int | None]) -> None:
         known = [each for each in steps if each is not None]
         if len(set(known)) > 1:
-            told = ", ".join(
-                f"rank {member} {count}" for member, count in zip(self.process_set.ranks or (), steps, strict=True)
-            )
+            pairs = zip(self.process_set.ranks or (), steps, strict=True)
+            listed = ", ".join(f"rank {member} {count}" for member, count in pairs)
             raise ValueError(
-                f"ranks would take different numbers of steps in an epoch ({told}), and those that take more would "
+                f"ranks would take different numbers of steps in an epoch ({listed}), and those that take more would "
                 f"wait for the others; pass steps_per_epoch={min(known)} to fit() on all ranks, with data that repeats"
             )
 
@@ -111,8 +110,8 @@ class BroadcastGlobalVariablesCallback(_OfKeras3, keras.callbacks.Callback):  # 
 class MetricAverageCallback(_OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the metrics of each epoch over the ranks, for the callbacks after it in the list and for the history.
 
-    Put it before callbacks that look at metrics, such as `keras.callbacks.ReduceLROnPlateau` and ``EarlyStopping``,
-    which then decide alike on all ranks. Averages count each rank the same. ``device`` is accepted for Horovod scripts.
+    Put it before callbacks that read metrics, such as `keras.callbacks.ReduceLROnPlateau` and ``EarlyStopping``, so
+    that they decide alike on all ranks. All ranks have the same weight. ``device`` is accepted for Horovod scripts.
 
     Raises ValueError on all ranks if they have different metrics.
     """
@@ -126,7 +125,8 @@ class MetricAverageCallback(_OfKeras3, keras.callbacks.Callback):  # type: ignor
         if logs is None:
             return
         own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        of_rank = dict(zip(self.process_set.ranks or (), self._gathered(own), strict=True))
+        gathered: list[Mapping[str, float]] = allgather_object(own, "metrics of an epoch", self.process_set)
+        of_rank = dict(zip(self.process_set.ranks or (), gathered, strict=True))
         for member, metrics in of_rank.items():
             if metrics.keys() != own.keys():
                 raise ValueError(
@@ -135,9 +135,6 @@ class MetricAverageCallback(_OfKeras3, keras.callbacks.Callback):  # type: ignor
                 )
         logs.update({name: float(np.mean([metrics[name] for metrics in of_rank.values()])) for name in own})
 
-    def _gathered(self, own: Mapping[str, float]) -> list[dict[str, float]]:
-        return allgather_object(own, "metrics of an epoch", self.process_set)
-
 
 class LearningRateScheduleCallback(_OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the learning rate to ``initial_lr * multiplier`` from ``start_epoch`` on, before ``end_epoch``.
@@ -145,10 +142,10 @@ class LearningRateScheduleCallback(_OfKeras3, keras.callbacks.Callback):  # type
     ``multiplier`` is a number, or a function of the epoch. Unless ``staircase``, epochs are fractions, and the rate
     changes with each batch, for which ``steps_per_epoch`` is needed where `fit` does not know it.
 
-    With ``momentum_correction``, the momentum of SGD and RMSprop follows each change of the rate: their velocities are
-    sums of gradients times earlier rates, and are multiplied by the new rate over the one before it. On that step, this
-    is Horovod's multiplied momentum; where Nesterov's is ahead of the step, it is that of the paper. A warning says if
-    an optimizer has another momentum, which is left as it is.
+    With ``momentum_correction``, the momentum of SGD and RMSprop follows each change of the rate: their velocities,
+    sums of gradients times earlier rates, are multiplied by the new rate divided by the old one. For that step this is
+    Horovod's multiplied momentum; with Nesterov's momentum it is the correction of the paper. Warns if an optimizer has
+    another momentum, which is not changed.
     """
 
     def __init__(
@@ -174,7 +171,7 @@ class LearningRateScheduleCallback(_OfKeras3, keras.callbacks.Callback):  # type
         self.current_epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks for what it needs."""
+        """Raises ValueError if the number of steps is needed and unknown."""
         if not self.staircase and not self._steps():
             raise ValueError(
                 f"{type(self).__name__} changes the rate with each batch, and does not know how many an epoch has; "
@@ -207,7 +204,7 @@ class LearningRateScheduleCallback(_OfKeras3, keras.callbacks.Callback):  # type
     def _adjust(self, epoch: float) -> None:
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
-        if hasattr(self.model, "jax_state_sync"):  # there the next step reads variables only after this
+        if hasattr(self.model, "jax_state_sync"):  # with JAX, the next step reads variables only after this
             self.model.jax_state_sync()
         optimizer, before = self._optimizer(), self._rate()
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
@@ -226,7 +223,7 @@ class LearningRateScheduleCallback(_OfKeras3, keras.callbacks.Callback):  # type
 
 
 def _velocities(optimizer: Any) -> Sequence[Any] | None:
-    """The variables in which the learning rate is a factor; none before the first step. None for other optimizers."""
+    """Returns the variables that have the learning rate as a factor: none before the first step; None if unknown."""
     if isinstance(optimizer, keras.optimizers.SGD):
         return optimizer.momentums if optimizer.built else ()
     if isinstance(optimizer, keras.optimizers.RMSprop):
@@ -249,7 +246,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # A batch counts when it is done, so that the last one of the warm-up has the full rate.
+            # A batch counts at its end, so that the last one of the warm-up has the full rate.
             epoch += 1.0 / self._steps()
             return min(1.0, 1.0 / size() * (epoch * (size() - 1) / warmup_epochs + 1))
 
@@ -265,7 +262,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tells on rank 0, with ``verbose``, that the warm-up is over."""
+        """Prints on rank 0, with ``verbose``, that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and self.end_epoch and epoch == math.ceil(self.end_epoch) - 1:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

@@ -1,4 +1,4 @@
-"""What the package tf_keras has made: its optimizers are distributed too, as far as they go, and its models refused."""
+"""Optimizers and models of the package tf_keras: most of the optimizers are supported, and the models are refused."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hvdlite.keras import backend
 
 _NO_LOSS_SCALING = "loss scaling is not supported with tf_keras; use float32 or bfloat16 there, or Keras 3"
 
-_WRAPPED = "_is_wrapped_by_loss_scale_optimizer"  # which loss scaling sets on the optimizer that it is put around
+_WRAPPED = "_is_wrapped_by_loss_scale_optimizer"  # loss scaling sets it on the optimizer inside
 
 
 def has_made(optimizer: Any) -> bool:
-    """True of an optimizer of tf_keras. These clip gradients at the same place as those of Keras 3."""
+    """True for an optimizer of tf_keras. It clips gradients in the same method as one of Keras 3."""
     package = sys.modules.get("tf_keras")
     return package is not None and isinstance(optimizer, package.optimizers.Optimizer)
 
 
 def check(optimizer: Any, passes: int, local_layers: list[Any]) -> None:
-    """Raises ValueError for what is not supported with such an optimizer."""
+    """Raises ValueError for choices that such an optimizer does not support."""
     if backend.NAME != "tensorflow":
         raise ValueError(f"an optimizer of tf_keras works on TensorFlow only, and KERAS_BACKEND is {backend.NAME!r}")
     if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, _WRAPPED, False):
@@ -29,7 +29,7 @@ def check(optimizer: Any, passes: int, local_layers: list[Any]) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Raises ValueError if tf_keras has made ``model``, whose `fit` calls the callbacks of Keras 3 all the same."""
+    """Raises ValueError for a model of tf_keras, because its `fit` would call callbacks of Keras 3."""
     package = sys.modules.get("tf_keras")
     if package is not None and isinstance(model, package.Model):
         raise ValueError(
@@ -43,4 +43,4 @@ def _refuse_loss_scaling(optimizer: Any, is_wrapped: bool) -> None:
 
 
 WITHOUT_LOSS_SCALING = {_WRAPPED: property(lambda optimizer: False, _refuse_loss_scaling)}
-"""Attributes of an optimizer's class with which `compile`, and everyone else, cannot put loss scaling around it."""
+"""Attributes of an optimizer's class that prevent loss scaling around it, by `compile` or by users."""

@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: any Keras optimizer, stepping on gradients that are reduced over all ranks.
 
-The optimizer stays what it is, and gets a subclass of its own class. That reduces gradients where Keras is about to
-clip them: after those of several steps have been accumulated, and before clipping, weight decay, the update and moving
-averages. So each of these sees what it would see in one process with the batches of all ranks.
+The class of the optimizer becomes a subclass of its own class. That reduces gradients where Keras would clip them:
+after gradients of several steps have been accumulated, and before clipping, weight decay, the update and moving
+averages. So each of these gets the gradients that one process with the batches of all ranks would have.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hvdlite.dynamo import outside_of_graphs
 from hvdlite.keras import backend, keras_2
 from hvdlite.keras.reduction import GradientReduction, overwrites
 from hvdlite.ops import OP_NAMES, Average, ProcessSet, Sum, global_process_set
-from hvdlite.session import size
 from hvdlite.training.buckets import merged
+from hvdlite.training.reduction import check_choices
 
 
 class Distributed:
-    """Precedes the user's class in the order of inheritance."""
+    """The first base of the optimizer's class, before the user's class."""
 
     _hvdlite: GradientReduction
     _iterations: Any
@@ -50,9 +50,9 @@ class Distributed:
         trained = [variable for variable in getattr(self, "_trainable_variables", ()) if not overwrites(variable)]
         if not steps or backend.NAME != "jax":
             return self._hvdlite(grads, trained, key)
-        # There, gradients come here in every step, and those of the last of ``steps`` count.
+        # With JAX, every step calls this, and only the gradients of the last of ``steps`` are applied.
         is_last = (self._iterations + 1) % steps == 0  # `iterations` counts updates
-        if not backend.is_traced(is_last):  # `cond` would trace both branches, and run what has values while it does
+        if not backend.is_traced(is_last):  # `cond` would trace both branches, and run collectives while it does
             return self._hvdlite(grads, trained, key) if is_last else grads
         found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads, trained, key), lambda: grads)
         return found
@@ -81,9 +81,9 @@ def DistributedOptimizer(
     """Makes ``optimizer`` reduce its gradients over all ranks before it applies them, and returns it.
 
     It keeps its class, configuration and state, so a saved model opens without hvdlite. All gradients of a step travel
-    in one call, on every back end, and in ``fit`` and custom loops alike. ``name`` is for messages.
-    ``backward_passes_per_step`` is Keras's ``gradient_accumulation_steps``: gradients of that many steps are summed on
-    their rank, or averaged with ``average_aggregated_gradients``, and reduced and applied once.
+    in one call, on every back end, in ``fit`` and in custom loops. ``name`` is for messages.
+    ``backward_passes_per_step`` is Keras's ``gradient_accumulation_steps``: gradients of that many steps are summed
+    locally, or averaged with ``average_aggregated_gradients``, and reduced and applied once.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it. Sparse
     gradients of TensorFlow stay sparse unless ``sparse_as_dense`` is set. ``groups``, ``num_groups`` and the devices
     are accepted for Horovod scripts: all gradients are one group. A rank outside ``process_set`` takes its steps alone.
@@ -93,19 +93,18 @@ def DistributedOptimizer(
 
     Raises ValueError for invalid arguments, and HorovodInternalError before ``init``.
     """
-    return _distributed(
+    return PartialDistributedOptimizer(
         optimizer,
-        [],
-        name=name,
+        name,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
         op=op,
-        passes=backward_passes_per_step,
-        averages_passes=average_aggregated_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
         groups=merged(groups, num_groups),
         process_set=process_set,
-        scales_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
     )
 
 
@@ -132,24 +131,35 @@ def PartialDistributedOptimizer(
     layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers or ())
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise ValueError("local_layers must be Keras layers")
-    return _distributed(
-        optimizer,
-        layers,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
+    _check(optimizer, backward_passes_per_step, layers, op, gradient_predivide_factor, groups, process_set)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    _accumulate(inner, backward_passes_per_step)
+    reduction = GradientReduction(
+        name=name or inner.name,
         op=op,
-        passes=backward_passes_per_step,
-        averages_passes=average_aggregated_gradients,
-        groups=groups,
+        compression=compression,
+        predivide_factor=float(gradient_predivide_factor),
+        sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        factor=1.0 if average_aggregated_gradients else float(backward_passes_per_step),
+        local_layers=layers,
         scales_local=scale_local_gradients,
     )
+    users = type(inner)
+    # Keras writes `__class__` into a saved model, which must open without hvdlite.
+    namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
+    if keras_2.has_made(inner):
+        namespace |= keras_2.WITHOUT_LOSS_SCALING
+    else:
+        _agree_on_finite()
+    object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
+    if backend.NAME == "torch":  # dynamo would trace the methods of `__class__`, not ours
+        object.__setattr__(inner, "apply", outside_of_graphs(inner.apply))
+    return optimizer
 
 
 def reduction_of(optimizer: Any) -> GradientReduction | None:
-    """Returns what a distributed optimizer, or the one that a loss scaling optimizer holds, does to its gradients."""
+    """Returns the reduction of a distributed optimizer, also inside of a loss scaling one; None for others."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     return optimizer._hvdlite if isinstance(optimizer, Distributed) else None
 
@@ -161,48 +171,6 @@ def refuse_distribution() -> None:
             "a keras.distribution is set, which reduces gradients by itself; use either that with the bare optimizer, "
             "or DistributedOptimizer and no keras.distribution.set_distribution()"
         )
-
-
-def _distributed(
-    optimizer: Any,
-    local_layers: list[Any],
-    *,
-    name: str | None,
-    compression: Any,
-    sparse_as_dense: bool,
-    predivide_factor: float,
-    op: int,
-    passes: int,
-    averages_passes: bool,
-    groups: Any,
-    process_set: ProcessSet,
-    scales_local: bool,
-) -> Any:
-    _check(optimizer, passes, local_layers, op, predivide_factor, groups, process_set)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    _accumulate(inner, passes)
-    reduction = GradientReduction(
-        name=name or inner.name,
-        op=op,
-        compression=compression,
-        predivide_factor=float(predivide_factor),
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        factor=1.0 if averages_passes else float(passes),
-        local_layers=local_layers,
-        scales_local=scales_local,
-    )
-    users = type(inner)
-    # Keras writes `__class__` into a saved model, which so opens without hvdlite.
-    namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
-    if keras_2.has_made(inner):
-        namespace |= keras_2.WITHOUT_LOSS_SCALING
-    else:
-        _agree_on_finite()
-    object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
-    if backend.NAME == "torch":  # where dynamo would find the methods of `__class__`, and trace past ours
-        object.__setattr__(inner, "apply", outside_of_graphs(inner.apply))
-    return optimizer
 
 
 def _check(
@@ -226,15 +194,9 @@ def _check(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if op not in (Average, Sum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported by Keras optimizers; use hvd.Average or hvd.Sum")
-    if predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
-    if not predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
     if isinstance(groups, int) and groups <= 0:
         raise ValueError(f"groups must be a positive number or lists of variables, got {groups}")
-    size()  # raises before init
-    if process_set.included() is None:
-        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+    check_choices(op, predivide_factor, process_set)
     refuse_distribution()
 
 
@@ -256,9 +218,9 @@ def _accumulate(optimizer: Any, passes: int) -> None:
 
 @cache
 def _agree_on_finite() -> None:
-    """Makes loss scaling of distributed optimizers skip the same steps on all ranks, from the first such optimizer on.
+    """Makes loss scaling of distributed optimizers skip the same steps on all ranks.
 
-    `compile` puts the loss scaling around an optimizer only after it was distributed, so it is changed for all.
+    `compile` adds loss scaling only after an optimizer was distributed, so this changes Keras's class.
     """
     scaled = keras.optimizers.LossScaleOptimizer
     own = scaled.check_finite

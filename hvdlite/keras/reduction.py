@@ -11,22 +11,22 @@ import keras
 from keras import ops
 
 from hvdlite.keras import backend
-from hvdlite.ops import Average, Max, Min, ProcessSet, group_of
+from hvdlite.ops import Max, Min, ProcessSet, group_of
 from hvdlite.session import current
 from hvdlite.training.explanations import ABSENT
-from hvdlite.training.naming import known_as
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.naming import unique
+from hvdlite.training.reduction import group_with_peers
 
 Key = Callable[[Any], Any]
 
 
 @dataclass
 class GradientReduction:
-    """The choices that hold for all gradients of one optimizer.
+    """The choices for all gradients of one optimizer.
 
-    ``name`` is the optimizer's for messages, ``factor`` multiplies the results, and ``local_layers`` are those whose
-    gradients stay on their rank, multiplied by 1 / size if ``scales_local``. ``variables`` are those of the step that
-    have gradients. Gradients that only some ranks have are a `Mismatch` on all of them.
+    ``name`` is for messages, and ``factor`` multiplies the results. Gradients of ``local_layers`` stay on their rank,
+    divided by size if ``scales_local``. ``variables`` are those that have gradients in this step. Gradients that only
+    some ranks have raise `Mismatch` on all of them.
     """
 
     name: str
@@ -43,17 +43,17 @@ class GradientReduction:
     _name_in: tuple[Any, str] | None = None
 
     def __call__(self, gradients: Iterable[Any], trained: Sequence[Any], key: Key) -> list[Any]:
-        """Returns the gradients of all ranks, from this rank's, in one call.
+        """Reduces this rank's gradients over all ranks, in one call.
 
-        ``trained`` are all variables of the optimizer, and equal ``key`` are one variable to it. Without either, or if
-        it does not say which variables the gradients are of, those have the same places on all ranks.
+        ``trained`` are all variables of the optimizer, for which variables of one ``key`` are the same. Without
+        ``trained``, or if the variables of the gradients are unknown, ranks have their gradients in the same order.
         """
         gradients = list(gradients)
         if not trained or len(gradients) != len(self.variables):
             return self._reduced(gradients, ())
         by_key = {key(variable): variable for variable in (*trained, *self.variables)}
         places: dict[Any, list[int]] = {each: [] for each in by_key}
-        for place, variable in enumerate(self.variables):  # which may have one twice, with a gradient for each
+        for place, variable in enumerate(self.variables):  # one may be there twice, with a gradient for each
             places[key(variable)].append(place)
         local = self._local(key)
         sent: list[tuple[int | None, Any]] = [
@@ -70,9 +70,9 @@ class GradientReduction:
         return gradients
 
     def greatest(self, gradients: list[Any], variables: Sequence[Any], key: Key) -> list[Any]:
-        """Returns ``gradients`` with the greatest of all ranks where a variable is overwritten with its gradient.
+        """Returns ``gradients``, with the greatest of all ranks where a variable is overwritten with its gradient.
 
-        So Keras combines those of several batches when it accumulates.
+        Keras combines such gradients in the same way when it accumulates.
         """
         local = self._local(key)
         overwriting = [
@@ -94,31 +94,28 @@ class GradientReduction:
         return ops.cast(least, "bool")
 
     def _reduced(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduces those that are not None. What is None travels as a tensor without elements, by which ranks agree."""
+        """Reduces the gradients. One that is None travels as a tensor of shape `ABSENT`, so that ranks can compare."""
         if group_with_peers(self.process_set) is None:
             if self.factor == 1.0:
                 return gradients
             return [each if each is None else each * self.factor for each in gradients]
-        scales = {"prescale_factor": 1.0, "postscale_factor": self.factor}
-        if self.op == Average and self.predivide_factor != 1.0:
-            scales["prescale_factor"] /= self.predivide_factor
-            scales["postscale_factor"] *= self.predivide_factor
-        how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **scales}
+        scale = self.predivide_factor
+        factors = {"prescale_factor": 1.0 / scale, "postscale_factor": self.factor * scale}
+        how = {"op": self.op, "compression": self.compression, **factors}
         sent = [
             ops.zeros(ABSENT, _dtype_of_gradient(variables[place])) if gradient is None else gradient
             for place, gradient in enumerate(gradients)
         ]
-        return self._reduce(sent, self._unique_name(), variables=variables, **how)
+        return self._reduce(sent, self._unique_name(), variables, **how)
 
-    def _reduce(self, tensors: list[Any], name: str, **how: Any) -> list[Any]:
-        return backend.reduce(tensors, name=name, process_set=self.process_set, **how)
+    def _reduce(self, tensors: list[Any], name: str, variables: Sequence[Any] = (), **how: Any) -> list[Any]:
+        return backend.reduce(tensors, name, variables, self.sparse_as_dense, process_set=self.process_set, **how)
 
     def _unique_name(self) -> str:
-        """Returns the name that ranks know it by, which is counted where optimizers have the same."""
+        """Returns the name by which ranks match the gradients, with a number if several optimizers have it."""
         session = current()
         if self._name_in is None or self._name_in[0] is not session:
-            ((name, _),) = known_as(group_of(self.process_set), "gradients", [(self.name, _Place(()))])
-            self._name_in = session, name
+            self._name_in = session, unique(group_of(self.process_set), f"gradients.{self.name}")
         return self._name_in[1]
 
     def _local(self, key: Key) -> set[Any]:
@@ -133,10 +130,5 @@ def _dtype_of_gradient(variable: Any) -> str:
 
 
 def overwrites(variable: Any) -> bool:
-    """True if Keras overwrites ``variable`` with its gradient: these are ranges of values, for float8."""
+    """True if Keras overwrites ``variable`` with its gradient, as for ranges of values for float8."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-@dataclass(frozen=True)
-class _Place:
-    shape: tuple[int, ...]

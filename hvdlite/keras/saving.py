@@ -1,4 +1,4 @@
-"""Models that were saved with a distributed optimizer, which the file knows as a bare one."""
+"""Loads models that were saved with a distributed optimizer, which is a bare one in the file."""
 
 from __future__ import annotations
 

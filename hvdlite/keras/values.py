@@ -1,4 +1,4 @@
-"""Collectives of values outside of a model's step: numbers, arrays and tensors; and of variables."""
+"""Collectives of values outside of a model's step: numbers, arrays, tensors and variables."""
 
 from __future__ import annotations
 
@@ -30,15 +30,8 @@ def allreduce(
 
     ``compression`` is accepted for Horovod scripts. ``average`` is Horovod's deprecated form of ``op``.
     """
-    return arrays.allreduce(
-        _value_of(value),
-        average=average,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
+    how = op, prescale_factor, postscale_factor
+    return arrays.allreduce(_value_of(value), average, name, None, *how, process_set)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -69,7 +62,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
         received = arrays.grouped_broadcast([_read(each) for each in listed], root_rank, _GROUP, process_set)
     for variable, value in zip(listed, received, strict=True):
         variable.assign(keras.ops.cast(value, variable.dtype))
-    if not listed:  # not before the others know
+    if not listed:  # after the other ranks have learned of it
         raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
 
 
@@ -86,6 +79,6 @@ def _value_of(value: Any) -> Any:
 
 
 def _read(variable: Any) -> Any:
-    """Returns the value of ``variable`` as an array. Whole numbers have 64 bits, as they do on TensorFlow only."""
+    """Returns the value of ``variable`` as an array; integers with 64 bits, because back ends differ."""
     value = np.array(keras.ops.convert_to_numpy(variable.value))
     return value.astype(np.int64) if value.dtype.kind == "i" else value

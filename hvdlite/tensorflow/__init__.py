@@ -1,7 +1,7 @@
 """``import hvdlite.tensorflow as hvd``: collectives for tensors of TensorFlow 2, eager and inside `tf.function`."""
 
 try:
-    import tensorflow as _tensorflow  # noqa: F401 - the reason is told here, before the first module that uses it
+    import tensorflow as _tensorflow  # noqa: F401 - fails here with a reason, before the first module that uses it
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "hvdlite.tensorflow needs TensorFlow; pip install 'hvdlite[tensorflow]'", name=error.name

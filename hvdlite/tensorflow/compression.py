@@ -1,11 +1,41 @@
-"""``horovod.tensorflow.compression``: the compressors, under the name that scripts know."""
+"""Compression of tensors of TensorFlow, also as ``horovod.tensorflow.compression``."""
 
-# ruff: noqa: I001 - one statement for each module
+from __future__ import annotations
 
-from hvdlite.tensorflow.collectives.compression import (
-    BF16Compressor as BF16Compressor,
-    Compression as Compression,
-    Compressor as Compressor,
-    FP16Compressor as FP16Compressor,
-    NoneCompressor as NoneCompressor,
-)
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.training.compression import CastingCompressor, Compressor, NoneCompressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _HalvingCompressor(CastingCompressor):
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
+
+    @staticmethod
+    def float_bytes(dtype: Any) -> int:
+        return int(dtype.size) if dtype.is_floating else 0
+
+
+class FP16Compressor(_HalvingCompressor):
+    """Sends float32 and float64 as float16. Values beyond 65,504 become infinite."""
+
+    dtype = tf.float16
+
+
+class BF16Compressor(_HalvingCompressor):
+    """Sends float32 and float64 as bfloat16: the range of float32 with 8 bits of precision."""
+
+    dtype = tf.bfloat16
+
+
+class Compression:
+    """The compressions to choose from."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

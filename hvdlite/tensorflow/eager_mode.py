@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.util``: small functions of Horovod's that its users take from there."""
+"""``horovod.tensorflow.util``: small functions that users of Horovod import."""
 
 from __future__ import annotations
 

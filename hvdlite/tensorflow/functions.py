@@ -1,4 +1,4 @@
-"""Variables and objects, made equal on all ranks."""
+"""Makes variables and objects equal on all ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet, global_process_set, objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
-from hvdlite.tensorflow.operation.errors import in_both
+from hvdlite.tensorflow.operation.errors import raising_both
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.explanations import explain
 
@@ -19,11 +18,11 @@ from hvdlite.training.explanations import explain
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Overwrites ``variables`` with those of ``root_rank``, a rank's number in the job. Returns them, as a list.
+    """Overwrites ``variables`` with those of ``root_rank``, a rank's number in the job. Returns them as a list.
 
-    They travel together, and have the same shapes and dtypes on all ranks. In a graph of TensorFlow 1 it returns their
-    new values, as tensors for a session to run. Raises ValueError for a variable without a value or of text, and
-    elsewhere than in such a graph if there are no variables on any rank.
+    They travel together, and have the same shapes and dtypes on all ranks. In a graph of TensorFlow 1, returns their
+    new values, as tensors for a session to run. Raises ValueError for a variable without a value or of text, and,
+    except in such a graph, if there are no variables on any rank.
     """
     listed = list(variables)
     assigned = _assign(listed, root_rank, name, process_set)
@@ -38,8 +37,8 @@ def broadcast_variables(
 ) -> Any:
     """Overwrites ``variables``, such as ``model.variables``, with those of ``root_rank``, a rank's number in the job.
 
-    Inside `tf.function` too. In a graph of TensorFlow 1 it returns an operation for a session to run. ``inplace`` is
-    accepted for Horovod scripts. Raises what `broadcast_` does.
+    Works inside `tf.function` too. In a graph of TensorFlow 1, returns an operation for a session to run. ``inplace``
+    is accepted for Horovod scripts. Raises what `broadcast_` does.
     """
     assigned = _assign(list(variables), root_rank, "broadcast_variables", process_set)
     return None if session_graph() is None else tf.group(*assigned)
@@ -51,15 +50,15 @@ def _assign(variables: list[Any], root_rank: int, name: str | None, process_set:
     if named is not None:
         explain(named, variables, "")
     received = cross("grouped_broadcast", values, root_rank=root_rank, name=named, process_set=process_set)
-    if not variables and session_graph() is None:  # not before the others know
+    if not variables and session_graph() is None:  # after the other ranks have learned of it
         raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
     return [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """`broadcast_variables` of the global variables that a graph of TensorFlow 1 has by now.
+    """`broadcast_variables` of the present global variables of a graph of TensorFlow 1.
 
-    Raises RuntimeError elsewhere: TensorFlow 2 has none.
+    Raises RuntimeError elsewhere: TensorFlow 2 has no global variables.
     """
     if session_graph() is None:
         raise RuntimeError(
@@ -86,7 +85,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Broadcasts, once the variables are initialized or come from a checkpoint."""
+        """Broadcasts after the variables were initialized or loaded from a checkpoint."""
         session.run(self.bcast_op)
 
 
@@ -97,15 +96,13 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the object of ``root_rank``; see `hvdlite.broadcast_object`. Not inside `tf.function`.
+    """Returns the object of ``root_rank``; see `hvdlite.broadcast_object`. Raises RuntimeError inside `tf.function`.
 
-    It does so at once, also where TensorFlow 1 would need a ``session``, which is accepted for Horovod scripts.
+    Works at once in graphs of TensorFlow 1 too. ``session`` is accepted for Horovod scripts.
     """
     _refuse_in_function()
-    try:
+    with raising_both():
         return objects.broadcast_object(obj, root_rank, name, process_set)
-    except HvdError as error:
-        raise in_both(error) from error.__cause__
 
 
 def broadcast_object_fn(
@@ -118,15 +115,13 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Returns the objects of all ranks, in rank order; see `hvdlite.allgather_object`. Not inside `tf.function`.
+    """Returns the objects of all ranks; see `hvdlite.allgather_object`. Raises RuntimeError inside `tf.function`.
 
-    A ``session`` is accepted for Horovod scripts.
+    ``session`` is accepted for Horovod scripts.
     """
     _refuse_in_function()
-    try:
+    with raising_both():
         return objects.allgather_object(obj, name, process_set)
-    except HvdError as error:
-        raise in_both(error) from error.__cause__
 
 
 def _refuse_in_function() -> None:
@@ -141,5 +136,5 @@ def _value_of(variable: Any) -> Any:
     tensor = tf.convert_to_tensor(variable)
     if tensor.dtype == tf.string:
         name = getattr(variable, "name", "")
-        raise ValueError(f"variable {name!r} has text, which is no tensor for others; send it by hvd.broadcast_object")
+        raise ValueError(f"variable {name!r} has text, which collectives do not take; use hvd.broadcast_object")
     return tensor

@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.gradient_aggregation``: what Horovod's optimizers are made of."""
+"""``horovod.tensorflow.gradient_aggregation``: parts of Horovod's optimizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives.compression import Compression
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.passes import LocalGradientAggregationHelper
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.training.buckets import Groups
@@ -29,7 +29,7 @@ def _make_allreduce_grads_fn(
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """The same: Horovod has one for each mode of execution."""
+    """The same with other parameters: Horovod has a class for each mode of execution."""
 
     def __init__(
         self,
@@ -40,11 +40,5 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
-        super().__init__(
-            backward_passes_per_step,
-            allreduce_func,
-            sparse_as_dense,
-            average_aggregated_gradients,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        how = sparse_as_dense, average_aggregated_gradients, None, None, process_set, scale_local_gradients
+        super().__init__(backward_passes_per_step, allreduce_func, *how)

@@ -1,4 +1,4 @@
-"""`hvdlite.keras` itself, under the name that Horovod has for it."""
+"""`hvdlite.keras` under Horovod's other name for it."""
 
 import sys
 

@@ -10,15 +10,15 @@ import tensorflow as tf
 from hvdlite.ops import ProcessSet, Sum, global_process_set
 from hvdlite.tensorflow.collectives.names import are_counted
 from hvdlite.tensorflow.collectives.reductions import allreduce
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 @keras.saving.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """`keras.layers.BatchNormalization` over the batches of all ranks, which may be of different sizes.
 
-    Ranks call it together. One all-reduce in double precision carries the number of values, their sum, and the sum of
-    their squares; gradients go through it. Outside of ``process_set``, or alone, a rank normalizes its own batch.
+    Ranks call it together. One all-reduce in double precision sums the numbers of values, the values, and their
+    squares; it has a gradient. Outside of ``process_set``, or alone, a rank normalizes its own batch.
     Raises ValueError for ``fused=True``.
     """
 

@@ -1,7 +1,7 @@
 """``import hvdlite.torch as hvd``: collectives for torch tensors, and optimizers that train with them."""
 
 try:
-    import torch as _torch  # noqa: F401 - the reason is told here, before the first module that uses it
+    import torch as _torch  # noqa: F401 - fails here with a reason, before the first module that uses it
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("hvdlite.torch needs PyTorch; pip install 'hvdlite[torch]'", name=error.name) from error
 
@@ -18,10 +18,9 @@ from hvdlite.torch.collectives.compiled import barrier as barrier
 from hvdlite.torch.collectives.forms import *
 from hvdlite.torch.collectives.operators import HAS_OPERATORS as _HAS_OPERATORS, register as _register
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
-from hvdlite.torch.collectives.tensors import collectives as _collectives
+from hvdlite.torch.collectives.tensors import collectives as _collectives, shared_empty as shared_empty
 from hvdlite.torch.compression import Compression as Compression, Compressor as Compressor
 from hvdlite.torch.loading import measure as _measure_loading
-from hvdlite.torch.collectives.memory import shared_empty as shared_empty
 from hvdlite.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import (
     SyncBatchNorm as SyncBatchNorm,

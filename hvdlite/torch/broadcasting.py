@@ -1,4 +1,4 @@
-"""Parameters, optimizer state and objects, made equal on all ranks."""
+"""Makes parameters and optimizer state equal on all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broadcast_parameters(
 
     ``params`` is ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors or of (name, tensor) pairs,
     with the same names, shapes and dtypes on all ranks. Entries that are None are skipped. Raises ValueError for an
-    entry that is no tensor, and HorovodInternalError if ranks do not fit together.
+    entry that is no tensor, and HorovodInternalError if ranks disagree about them.
     """
     if isinstance(params, (torch.Tensor, torch.nn.Module)):
         raise ValueError(f"expected a model's state_dict() or parameters, got a {type(params).__name__}")
@@ -38,12 +38,12 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the state and hyper-parameters that ``root_rank`` has, without taking a step.
+    """Gives every rank the state and hyper-parameters of ``root_rank``, without taking a step.
 
-    Every rank ends by loading the same state dict, as from a checkpoint. The optimizer may be wrapped or bare. Where
-    hvdlite stands for Horovod, the gradients of an optimizer that had no state are zeros afterwards, as there, and
-    sparse ones for the sparse embeddings of ``model``, which is not used otherwise. Raises ValueError for LBFGS, whose
-    state is that of the last step on one rank's own data.
+    Every rank loads the same state dict, as from a checkpoint. The optimizer may be wrapped or bare. Where hvdlite
+    stands in for Horovod, an optimizer that had no state has zero gradients afterwards, as with Horovod, and sparse
+    ones for the sparse embeddings of ``model``, which is not used otherwise. Raises ValueError for LBFGS, whose state
+    depends on one rank's own data.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
@@ -56,7 +56,7 @@ def broadcast_optimizer_state(
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """Sets the zero gradients that Horovod leaves behind, which makes an optimizer's state by a step on zeros."""
+    """Sets the zero gradients that Horovod leaves, because it makes an optimizer's state by a step on zeros."""
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Embedding)] if model is not None else []
     sparse = {layer.weight for layer in layers if layer.sparse and isinstance(optimizer, torch.optim.SGD)}
     for group in optimizer.param_groups:
@@ -89,7 +89,7 @@ class _Tensors:
 
 
 class _State(_Tensors):
-    """The store that also makes tensors: of the device, and in the stream, that are current where it is made itself."""
+    """The store that also makes tensors, on the device and in the stream that are current where the store is made."""
 
     def __init__(self) -> None:
         has_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class _State(_Tensors):
         return tuple(variable.shape), variable.dtype, "cuda" if variable.is_cuda else "cpu"
 
     def make(self, description: tuple[tuple[int, ...], torch.dtype, str]) -> torch.Tensor:
-        """Makes a tensor, of a GPU only if this rank uses one."""
+        """Makes a tensor, on a GPU only if this rank uses one."""
         shape, dtype, kind = description
         return torch.empty(shape, dtype=dtype, device="cpu" if self._stream is None else kind)
 

@@ -1,20 +1,33 @@
-"""Batch normalization over the batches of all ranks, as if they were one."""
+"""Batch normalization over the batches of all ranks, as if they were one.
+
+Forward, each rank takes mean and variance of its own batch; one all-gather of these and of the counts gives everybody
+the moments of the whole (Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+1979). With counts n, means m and variances v, and N = Σ n, the mean is M = Σ n m / N and the variance is
+Σ n (v + (m - M)²) / N. Sums of squares would lose all digits of a variance that is small beside the mean.
+
+Backward, with x̂ the normalized input, g its gradient and w the weight, the gradient of the input is
+w / σ · (g - (Σ g + x̂ Σ g x̂) / N). The two sums over one rank are the gradients of its bias and weight, which stay as
+they are; one all-reduce makes them the sums over all ranks for the gradient of the input.
+"""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdlite.ops import ProcessSet, global_process_set
-from hvdlite.torch.normalization import Moments, Normalize, moments_of_all
-from hvdlite.training.peers import group_with_peers
+from hvdlite.ops import ProcessSet, Sum, global_process_set, synchronize
+from hvdlite.torch.collectives.tensors import collectives
+from hvdlite.training.reduction import group_with_peers
 
 
 class SyncBatchNorm(_BatchNorm):
     """`torch.nn.BatchNorm1d`, 2d and 3d over the batches of all ranks together, whose sizes may differ and be 0.
 
-    In evaluation, with one rank, and on a rank outside ``process_set`` it is the module of torch, without
-    communication. Takes tensors of 2 dimensions and more: batch, features, and the rest.
+    In evaluation, with one rank, and on a rank outside ``process_set`` it works as torch's module, without
+    communication. Takes tensors of 2 dimensions and more: batch, features, and others.
     """
 
     def __init__(
@@ -35,9 +48,9 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """Replaces every batch normalization in ``module``. Returns ``module``, or its replacement if it is one itself.
 
-        Parameters and running averages are shared with those that they replace, so optimizers that were made before
-        keep them, and a layer that is in several places stays one layer. Layers of this class stay as they are. Hooks
-        on a layer, and the forward of a class that the user derived from it, are not carried over.
+        New layers share parameters and running averages with the old ones, so optimizers that were made before keep
+        them, and a layer in several places stays one layer. Layers of this class stay as they are. Hooks on a layer and
+        the ``forward`` of a user's subclass are not carried over.
         """
         return cls._converted(module, process_set, {})
 
@@ -70,16 +83,16 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or group_with_peers(self.process_set) is None:
             return super().forward(input)
         with torch.no_grad():
-            whole = moments_of_all(input, self.process_set)
+            whole = _moments_of_all(input, self.process_set)
             if whole.values <= 1:
                 raise ValueError(f"expected more than 1 value per feature on all ranks together, got {whole.values}")
             self._track(whole)
-        normalized: torch.Tensor = Normalize.apply(  # type: ignore[no-untyped-call]
+        normalized: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, whole, self.eps, self.process_set
         )
         return normalized
 
-    def _track(self, whole: Moments) -> None:
+    def _track(self, whole: _Moments) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -93,6 +106,112 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} features in dimension 1, got {input.shape[1]}")
+
+
+class _Moments(NamedTuple):
+    """The moments of each feature over its ``values`` on all ranks, and the ``name`` of their collective."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    values: int
+    name: str
+
+
+def _moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> _Moments:
+    """Computes the moments of the inputs of all ranks, which may have different numbers of values, or none."""
+    features = input.shape[1]
+    count = input.numel() // features
+    own = torch.zeros(2 * features + 1, dtype=torch.float64, device=input.device)
+    if count > 0:
+        others = [dimension for dimension in range(input.dim()) if dimension != 1]
+        own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
+        own[-1] = count
+    handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
+    # Reading the sum of the counts from a GPU would make the host wait for all the GPU's work.
+    on_host = None
+    if own.is_cuda:
+        on_host = collectives.allgather_async(torch.tensor([count], device="cpu"), process_set=process_set)
+    gathered = synchronize(handle)
+    means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
+    total = counts.sum().clamp(min=1)
+    mean = (counts * means).sum(dim=0) / total
+    variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total
+    values = counts if on_host is None else synchronize(on_host)
+    return _Moments(mean, variance, int(values.sum()), handle.name)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Converts ``tensor`` to the dtype in which its sums are formed."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalizes with given moments. Backward accounts for their dependence on the input of all ranks."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        whole: _Moments,
+        eps: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        context.save_for_backward(input, weight, bias)
+        context.whole, context.eps, context.process_set = whole, eps, process_set
+        wide = _widened(input).dtype
+        mean, variance = whole.mean.to(wide), whole.variance.to(wide)
+        scale = None if weight is None else weight.to(wide)
+        shift = None if bias is None else bias.to(wide)
+        return torch.nn.functional.batch_norm(input, mean, variance, scale, shift, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        input, weight, bias = context.saved_tensors
+        wide = _widened(input)
+        mean, variance = context.whole.mean.to(wide.dtype), context.whole.variance.to(wide.dtype)
+        scale = torch.ones_like(mean) if weight is None else weight.to(wide.dtype)
+        from_input, from_scale, from_shift = _with_moments_fixed(
+            gradients[0].to(wide.dtype), wide, scale, mean, variance, context.eps
+        )
+        if context.needs_input_grad[0]:
+            sums = torch.cat([from_shift, from_scale])
+            name = f"{context.whole.name}.backward"
+            collectives.allreduce_(sums, name=name, op=Sum, process_set=context.process_set)
+            shift_sum, scale_sum = (sums / context.whole.values).chunk(2)
+            inverse = (variance + context.eps).rsqrt()
+            columns = [-1, *[1] * (input.dim() - 2)]
+            from_input -= (scale * inverse * shift_sum).view(columns)
+            from_input.addcmul_(
+                wide - mean.view(columns), (scale * inverse.square() * scale_sum).view(columns), value=-1
+            )
+        return (
+            from_input.to(input.dtype) if context.needs_input_grad[0] else None,
+            from_scale.to(weight.dtype) if context.needs_input_grad[1] else None,
+            from_shift.to(bias.dtype) if context.needs_input_grad[2] else None,
+            *[None] * 3,
+        )
+
+
+def _with_moments_fixed(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the gradients of input, weight and bias on this rank as if the moments were constant."""
+    if input.numel() == 0:  # torch divides by the number of elements here
+        return torch.zeros_like(input), torch.zeros_like(scale), torch.zeros_like(scale)
+    # CUDA takes the moments from the second pair if the input has two dimensions or its channels are last.
+    inverse = (variance + eps).rsqrt()
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.native_batch_norm_backward(
+        gradient, input, scale, mean, variance, mean, inverse, False, eps, [True, True, True]
+    )
+    return result
 
 
 convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm

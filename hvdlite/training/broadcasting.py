@@ -1,6 +1,6 @@
-"""Parameters and state, made equal on all ranks.
+"""Makes parameters and state equal on all ranks.
 
-State travels as a pickle without the contents of its tensors, and then the tensors, each by itself.
+State travels as a pickle without the contents of its tensors, followed by the tensors, each by itself.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hvdlite.ops import Collectives, Group
 from hvdlite.ops.objects import broadcast_bytes
 
 V = TypeVar("V")
-"""A front end's holder of a value: a variable, or a tensor itself."""
+"""What holds a value in a front end: a variable, or a tensor itself."""
 
 W = TypeVar("W", contravariant=True)
-"""Such a holder, where it only is an argument."""
+"""The same, where it is only an argument."""
 
 T = TypeVar("T")
 
@@ -27,29 +27,29 @@ class Store(Protocol[W, T]):
     """Reads and writes a front end's values."""
 
     def read(self, variable: W) -> T:
-        """Returns the value as a tensor that can be written in place: ``variable`` itself, or a copy."""
+        """Returns the value as a tensor that can be written in place: ``variable`` itself or a copy."""
 
     def write(self, variable: W, received: T) -> None:
-        """Assigns the received value to ``variable``, where `read` returned a copy."""
+        """Assigns the received value to ``variable``, for which `read` returned a copy."""
 
 
 class StateStore(Store[V, T], Protocol):
-    """Also finds values of ``kind`` inside of other objects, and makes new ones."""
+    """Also finds values of ``kind`` inside other objects, and makes new ones."""
 
     kind: type[V]
 
     def description(self, variable: V) -> Any:
-        """Returns the argument of `make` for another variable like this one. It can be pickled."""
+        """Returns the argument of `make` for a variable like this one. It can be pickled."""
 
     def make(self, description: Any) -> V:
-        """Makes a variable, whose value does not matter."""
+        """Makes a variable with any value."""
 
     def here(self) -> AbstractContextManager[Any]:
-        """Returns a context in which another thread makes and moves values as the caller's would."""
+        """Returns a context in which another thread makes and moves values as the caller's thread would."""
 
 
 def named(params: Any, kind: type[V]) -> list[tuple[str, V]]:
-    """Returns the names and variables of a mapping, of pairs, or of variables alone; None is left out.
+    """Returns the names and variables of a mapping, of pairs, or of variables alone, without those that are None.
 
     Raises ValueError for a variable that is not of ``kind``.
     """
@@ -73,7 +73,7 @@ def broadcast_all(
     collectives: Collectives[T],
     store: Store[V, T],
 ) -> None:
-    """Overwrites ``variables``, each under its name, with those of ``root_rank``."""
+    """Overwrites ``variables`` with those of ``root_rank``, each under its name."""
     read = [(name, store.read(variable)) for name, variable in variables]
     received_all = collectives.broadcast_all_(group, read, root_rank)
     for (_, variable), received in zip(variables, received_all, strict=True):
@@ -89,7 +89,7 @@ def broadcast_state(
     collectives: Collectives[T],
     store: StateStore[V, T],
 ) -> Any:
-    """Returns the ``state`` of ``root_rank``; that of other ranks is ignored. All but its variables must pickle."""
+    """Returns the ``state`` of ``root_rank``, and ignores it on other ranks. All but its variables must pickle."""
     is_root = group.ranks[group.rank] == root_rank
     variables: list[V] = []
 

@@ -1,4 +1,4 @@
-"""Buckets of parameters that are reduced together, as the user asks for with ``groups``."""
+"""Buckets of parameters that are reduced together, from the user's ``groups``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ Bucket = list[tuple[str, P]]
 
 
 def in_buckets(names: dict[P, str], groups: Groups[P], kind: type) -> list[Bucket[P]]:
-    """Divides the named parameters, which are of a class ``kind``, into buckets.
+    """Divides the named parameters, of class ``kind``, into buckets.
 
-    ``groups`` is None for one bucket each, a number of buckets to cut the parameters into, or lists of parameters that
-    are a bucket each and leave a bucket to each of the others. Raises ValueError for anything else, for a parameter
-    that is in two lists, and for one that the optimizer does not have.
+    ``groups`` is None for one bucket each, a number of buckets, or lists of parameters: a bucket each, and one for each
+    parameter in no list. Raises ValueError for anything else, for a parameter in two lists, and for one that the
+    optimizer does not have.
     """
     if groups is None:
         return [[(name, parameter)] for parameter, name in names.items()]
     if isinstance(groups, int) and not isinstance(groups, bool):
-        return _cut([(name, parameter) for parameter, name in names.items()], groups)
+        if groups <= 0:
+            raise ValueError(f"groups must be a positive number or lists of parameters, got {groups}")
+        members = [(name, parameter) for parameter, name in names.items()]
+        edges = [len(members) * index // groups for index in range(groups + 1)]
+        return [members[start:end] for start, end in pairwise(edges) if start < end]
     if not isinstance(groups, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in groups):
         raise ValueError(f"groups must be a positive number or lists of parameters, got {_shown(groups)}")
     return _listed(names, groups, kind)
@@ -42,14 +46,6 @@ def merged(groups: Groups[P], num_groups: int) -> Groups[P]:
     if groups is not None:
         raise ValueError("pass either groups or num_groups, not both; groups is the one to keep")
     return num_groups
-
-
-def _cut(members: Bucket[P], count: int) -> list[Bucket[P]]:
-    if count <= 0:
-        raise ValueError(f"groups must be a positive number or lists of parameters, got {count}")
-    count = min(count, len(members))
-    edges = [len(members) * index // count for index in range(count + 1)] if count else []
-    return [members[start:end] for start, end in pairwise(edges)]
 
 
 def _listed(names: dict[P, str], groups: Sequence[Sequence[P]], kind: type) -> list[Bucket[P]]:

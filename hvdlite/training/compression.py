@@ -1,7 +1,7 @@
 """Compression of tensors for transport between ranks, at the cost of precision.
 
-To add a compression, subclass `Compressor` and pass the class itself as ``compression``. The
-compressed tensors of all ranks are summed, so a compressed form must be one that sums.
+To add a compression, subclass `Compressor` and pass the class itself as ``compression``. The compressed tensors of all
+ranks are summed, so the sum of compressed forms must be the compressed form of the sum.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class NoneCompressor(Compressor):
 
 
 class CastingCompressor(Compressor):
-    """Sends floats wider than ``dtype`` in ``dtype`` and gives them back in the dtype that they had.
+    """Sends floats wider than ``dtype`` as ``dtype``, and restores their own dtype.
 
-    A front end defines which of its dtypes are floats and how they are converted.
+    A front end defines which of its dtypes are floats, and how they are converted.
     """
 
     dtype: ClassVar[Any]
@@ -52,7 +52,7 @@ class CastingCompressor(Compressor):
     @staticmethod
     @abstractmethod
     def float_bytes(dtype: Any) -> int:
-        """Returns the size of a number of ``dtype`` in bytes; 0 if it is not a float type."""
+        """Returns the size of ``dtype`` in bytes; 0 if it is not a float type."""
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:

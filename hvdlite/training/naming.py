@@ -1,4 +1,4 @@
-"""Names for parameters, equal on all ranks and in every step, by which ranks match their gradients."""
+"""Names of parameters, by which ranks match their gradients: the same on all ranks and in every step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P = TypeVar("P", bound=Parameter)
 
 
 def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, Any]] | None) -> dict[P, str]:
-    """Returns the name of every parameter of an optimizer, in its order: the given one, or one made of its position.
+    """Returns the names of an optimizer's parameters, in its order: the given names, or names made of positions.
 
     Raises ValueError if ``named_parameters`` are not pairs, repeat a name, or leave a parameter out.
     """
@@ -45,19 +45,20 @@ def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, An
 def known_as(group: Group, kind: str, members: Iterable[tuple[str, P]]) -> list[tuple[str, P]]:
     """Pairs the members with their names on the wire: ``gradient.weight``, then ``gradient.weight#2``.
 
-    Optimizers may share parameters' names, so the uses of each are counted in each ``group``. Ranks need only make the
-    optimizers that share a name in the same order.
+    Parameters of several optimizers may have one name, so the uses of each name are counted in each ``group``. Ranks
+    need only make the optimizers that share a name in the same order.
     """
+    return [(unique(group, f"{kind}.{name}"), parameter) for name, parameter in members]
+
+
+def unique(group: Group, name: str) -> str:
+    """Returns ``name``, with a number from its second use in ``group`` on."""
     uses = _uses.setdefault(group, Counter())
-    return [(_numbered(f"{kind}.{name}", uses), parameter) for name, parameter in members]
+    uses[name] += 1
+    return name if uses[name] == 1 else f"{name}#{uses[name]}"
 
 
 _uses: weakref.WeakKeyDictionary[Group, Counter[str]] = weakref.WeakKeyDictionary()
-
-
-def _numbered(name: str, uses: Counter[str]) -> str:
-    uses[name] += 1
-    return name if uses[name] == 1 else f"{name}#{uses[name]}"
 
 
 def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[Any, str]:

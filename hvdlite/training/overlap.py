@@ -1,21 +1,21 @@
 """Reduction of gradients while backward still computes others.
 
-A front end calls `Overlap.count_pass` as soon as a gradient was computed. The last gradient of a *bucket*, one
-parameter or those that the user grouped, makes it ready; `synchronize` makes the rest ready, waits for all and puts the
-results in place. So every rank submits every bucket once a step, under the same name, whatever its own graph used: a
-rank without a gradient contributes zeros. Ranks learn in the negotiation if none of them had a gradient; then there is
-none after the step either, as in a job of one rank.
+A front end calls `Overlap.count_pass` as soon as a gradient is computed. Gradients travel in *buckets*: one parameter,
+or several that the user grouped. The last gradient of a bucket makes it ready. `synchronize` makes the other buckets
+ready, waits for all, and puts the results in place. So every rank submits every bucket once a step, under the same
+name, whatever its own graph used. A rank without a gradient contributes zeros. The negotiation shows whether any rank
+had a gradient; if none had, there is none after the step either, as in a job of one rank.
 
-What is ready is submitted in bursts of many megabytes, and the first of a step at once. Each burst wakes two threads
-on every rank, and where cores are few these take their time from backward; so bursts are longer there. In the middle of
-backward a gradient is only settled, while it is in the cache, and the rest is done once a burst: backward evicts this
-code from the caches, so that it runs several times slower there than in a loop.
+Ready buckets are submitted in bursts of many megabytes, and the first of a step at once. Each burst wakes two threads
+on every rank, which take time from backward where cores are few, so bursts are longer there. In the middle of backward
+a gradient is only settled, while it is in the cache. The rest is done once a burst: backward evicts this code from the
+caches, so it runs several times slower there than in a loop.
 
-Gradients may be computed in several threads at once: PyTorch has one for each GPU, beside the caller's. Another thread
-may also flush this overlap, from the `synchronize` of its own. To count a gradient takes no lock, which would cost as
-much as the rest of it: each step is one operation of a built-in container, and bytes that are not counted make a burst
-longer, no more. There is one lock around each burst. No thread waits for other ranks while it holds it, and it is
-reentrant, because a signal handler may call `synchronize` on top of a submit.
+Several threads may compute gradients at once: PyTorch has one for each GPU, beside the caller's. The `synchronize` of
+another overlap may also flush this one. Counting a gradient takes no lock, which would cost as much as the rest: each
+step is one operation of a built-in container, and bytes that are not counted only make a burst longer. One lock
+protects each burst. No thread waits for other ranks while it holds the lock. It is reentrant, because a signal handler
+may call `synchronize` on top of a submit.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.ops import Group, Synced, group_of
 from hvdlite.session import local_size, size
 from hvdlite.training.parameter_check import ParameterCheck
-from hvdlite.training.peers import group_with_peers
-from hvdlite.training.reduction import Flight, Reduction
+from hvdlite.training.reduction import Flight, Reduction, group_with_peers
 
 T = TypeVar("T")
 
@@ -52,11 +51,11 @@ _FAILURES: Final = (HvdError, ValueError, AssertionError)
 
 
 class Gradient(ABC, Generic[T]):
-    """One parameter's gradient, of which a front end knows the rest.
+    """One parameter's gradient. Front ends add what depends on the framework.
 
-    ``name`` is that by which ranks find it, and ``passes_left`` are the backward passes that are still to come in this
-    step before it is complete; ``settled`` is what it was then. What it has of ``place`` is for `Reduction.pack`.
-    ``is_blank`` is true from `value` on if there was no gradient, until there is a result.
+    Ranks match gradients by ``name``. After ``passes_left`` more backward passes of this step the gradient is complete,
+    and ``settled`` is its value then. ``place`` is for `Reduction.pack`. ``is_blank`` is true from `value` until there
+    is a result, if the parameter had no gradient.
     """
 
     __slots__ = ("bucket", "is_blank", "name", "passes_left", "place", "settled")
@@ -74,16 +73,16 @@ class Gradient(ABC, Generic[T]):
     @property
     @abstractmethod
     def is_wanted(self) -> bool:
-        """True if the parameter gets gradients, which frozen ones do not."""
+        """True if the parameter gets gradients; false if it is frozen."""
 
     @property
     def is_computed_by_caller(self) -> bool:
-        """True if the thread that computes the gradient is that of the user, which also steps."""
+        """True if the user's thread, which also steps, computes the gradient."""
         return True
 
     @abstractmethod
     def settle(self) -> None:
-        """Remembers the complete gradient as it is now, in ``settled``."""
+        """Stores the complete gradient in ``settled``."""
 
     @abstractmethod
     def value(self) -> T:
@@ -98,7 +97,7 @@ class Gradient(ABC, Generic[T]):
 
     @abstractmethod
     def put(self, value: T, reduced: T) -> None:
-        """Makes ``reduced`` the parameter's gradient, which was another tensor, ``value``. May be called twice."""
+        """Replaces the parameter's gradient ``value`` by ``reduced``, another tensor. May be called twice."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -106,10 +105,10 @@ class Gradient(ABC, Generic[T]):
 
 
 class Bucket(Generic[T]):
-    """Gradients that travel together. ``waiting`` are not complete for this step.
+    """Gradients that travel together. Those in ``waiting`` are not complete in this step.
 
-    ``flight`` is there from the submit to the end of the step, so that a `synchronize` that was interrupted can be
-    called again; ``sent`` are the gradients in it, and ``unchanged`` those that were found so when it ended.
+    ``flight`` is kept from the submit to the end of the step, so that an interrupted `synchronize` can be called again.
+    ``sent`` are the gradients in the flight, and ``unchanged`` those that had not changed when it ended.
     """
 
     __slots__ = ("flight", "gradients", "nbytes", "sent", "unchanged", "waiting")
@@ -125,14 +124,14 @@ class Bucket(Generic[T]):
     @property
     def is_complete(self) -> bool:
         """True if no gradient is still to come in this step; frozen parameters get none."""
-        return not any(gradient.is_wanted for gradient in tuple(self.waiting))  # from which other threads take some
+        return not any(gradient.is_wanted for gradient in tuple(self.waiting))  # a copy: other threads remove some
 
 
 class Overlap(Generic[T]):
-    """Reduces gradients in the buckets that it was given with `add`.
+    """Reduces gradients in the buckets that `add` makes.
 
     ``passes`` backward passes are summed locally before a gradient is submitted. ``check`` compares the parameters
-    before each step.
+    of all ranks in each step.
     """
 
     def __init__(self, reduction: Reduction[T], passes: int, check: ParameterCheck[Any]) -> None:
@@ -142,17 +141,17 @@ class Overlap(Generic[T]):
         self._check = check
         self._buckets: list[Bucket[T]] = []
         self._gradients: dict[str, Gradient[T]] = {}
-        self._group: Group | None = None  # of this step, asked once, and whether it has peers
+        self._group: Group | None = None  # of this step, and whether it has peers
         self._has_peers = False
         self._ready: deque[Bucket[T]] = deque()  # complete, and not submitted
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
-        self._measured: weakref.ref[Group] | None = None  # the last group, and what a burst is there
+        self._measured: weakref.ref[Group] | None = None  # the latest group, and the size of a burst there
         self._burst_bytes_here = 0
-        self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
+        self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they finish
         self._has_begun = False
-        self._thread = threading.get_ident()  # that of the user, in which this step's gradients are computed
-        self._torn: tuple[Group | None, str] = (None, "")  # the group and the gradient whose submit was interrupted
+        self._thread = threading.get_ident()  # the user's, in which this step's gradients are computed
+        self._torn: tuple[Group | None, str] = (None, "")  # the group and the name of an interrupted submit
         self._lock = threading.RLock()  # around each burst
         _overlaps.add(self)
 
@@ -172,7 +171,7 @@ class Overlap(Generic[T]):
 
     @property
     def is_reducing(self) -> bool:
-        """True if a bucket is ready or in flight, in the group that there is now."""
+        """True if a bucket is ready or in flight in the present group."""
         has_any = bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
         return has_any and self._is_of_this_session()
 
@@ -201,7 +200,7 @@ class Overlap(Generic[T]):
             gradient.settle()
             bucket = gradient.bucket
             bucket.waiting.discard(gradient)
-            if not bucket.waiting or bucket.is_complete:  # in two threads at once, and then it is ready twice
+            if not bucket.waiting or bucket.is_complete:  # perhaps in two threads at once: it may be ready twice
                 self._ready.append(bucket)
                 self._ready_bytes += bucket.nbytes
                 if self._ready_bytes >= self._burst_bytes and (failures := self._submit_ready()):
@@ -211,11 +210,11 @@ class Overlap(Generic[T]):
         """Puts the reduced gradient of every parameter that requires one in place.
 
         A parameter without a gradient here takes part with zeros, unless there is one rank only. It still has none if
-        no rank had one. If some fail, all are waited for before the first error is raised: ValueError for a gradient
-        that cannot be sent, AssertionError for one that changed meanwhile, HorovodInternalError for one that was not
-        reduced, or if parameters differ and that is to be an error. If a signal handler interrupts
-        the wait, it goes on when it is called again. If one interrupts a submit, ranks may not agree any more about
-        what was submitted, and it raises HorovodInternalError from then on.
+        no rank had one. Waits for all before it raises the first error: ValueError for a gradient that cannot be sent,
+        AssertionError for one that changed meanwhile, HorovodInternalError for one that was not reduced, or Mismatch if
+        parameters differ and the settings make that an error. After a signal handler has interrupted the wait, it can
+        be called again. After one has interrupted a submit, ranks may disagree about what was submitted, and every call
+        raises HorovodInternalError.
         """
         failures: list[Exception] = []
         if self._buckets and (group := group_with_peers(self._process_set)) is not None:
@@ -230,14 +229,14 @@ class Overlap(Generic[T]):
                 self._begin(group)
             self._thread = threading.get_ident()
             with self._lock:
-                ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
+                ready = dict.fromkeys(self._ready)  # these first, in their order
                 for bucket in self._buckets:
                     if bucket.flight is None:
                         ready[bucket] = None
                 self._ready = deque(ready)
                 if self._ready:
                     failures += self._submit_ready()
-                self._submit_check(group)  # if a signal handler has interrupted what submitted the gradients
+                self._submit_check(group)  # in case a signal handler interrupted the submit of the gradients
             for other in tuple(_overlaps):  # before waiting: ranks may step their optimizers in different orders
                 if other is not self and other._thread == threading.get_ident():
                     other._flush()
@@ -258,9 +257,9 @@ class Overlap(Generic[T]):
             _raise_first(failures)
 
     def start_over(self, passes: int | None = None) -> None:
-        """Forgets the passes that were counted; from now on a step has ``passes`` passes.
+        """Forgets the passes that were counted, and from now on counts ``passes`` a step.
 
-        Waits for what is ready or in flight, for which other ranks wait, and forgets the results.
+        Submits what is ready, waits for what is in flight, because other ranks wait for it, and drops the results.
         """
         with self._lock:
             if self._ready:
@@ -283,20 +282,20 @@ class Overlap(Generic[T]):
             for gradient in bucket.gradients:
                 gradient.passes_left = self._passes
                 gradient.settled = None
-                if gradient.is_blank:  # without a result, its zeros would count as a gradient in the next step
+                if gradient.is_blank:  # its zeros would count as a gradient in the next step
                     gradient.drop()
                     gradient.is_blank = False
 
     def _begin(self, group: Group, is_called_by_user: bool = True) -> None:
         self._has_peers = group.size > 1
-        self._group = group  # last: while it is None, another thread begins as well, and comes to the same
+        self._group = group  # last: while it is None, another thread may begin too, with the same result
         if is_called_by_user:
             self._thread = threading.get_ident()
 
     def _is_of_this_session(self) -> bool:
         try:
             return group_of(self._process_set) is self._group
-        except (HvdError, ValueError):  # there is no session, or the process set is not registered
+        except (HvdError, ValueError):  # no session, or the process set is not registered
             return False
 
     def _submit_ready(self) -> list[Exception]:
@@ -322,7 +321,7 @@ class Overlap(Generic[T]):
         return failures
 
     def _submit_check(self, group: Group) -> None:
-        if self._check.ready is not None and self._submitted:  # then other ranks submit theirs in this step too
+        if self._check.ready is not None and self._submitted:  # so other ranks submit their checksums in this step too
             try:
                 self._check.submit(group)
             except BaseException:  # as in `_submit`
@@ -356,12 +355,12 @@ class Overlap(Generic[T]):
             raise ValueError(f"cannot reduce {name!r}: {error}{advice}") from error
         except Exception:
             raise
-        except BaseException:  # raised by a signal handler: the bucket may or may not have been submitted
+        except BaseException:  # from a signal handler: the bucket may or may not have been submitted
             self._torn = (group, name)
             raise
 
     def _flush(self) -> None:
-        """Submits the ready buckets where possible. Errors are left for `synchronize` to raise."""
+        """Submits the ready buckets where possible. `synchronize` raises the errors."""
         if self._ready and self._is_of_this_session():
             with contextlib.suppress(HvdError, ValueError):
                 self._submit_ready()
@@ -375,7 +374,7 @@ class Overlap(Generic[T]):
                     f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
                     "then change gradients, then step() in optimizer.skip_synchronize()"
                 )
-            bucket.unchanged.add(gradient)  # so what follows may be done again
+            bucket.unchanged.add(gradient)  # so the rest can be repeated after an interrupt
             if reduced is not value:
                 gradient.put(value, reduced)
             gradient.is_blank = False
@@ -388,7 +387,7 @@ _overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for overlap in tuple(_overlaps):
-        overlap._lock = threading.RLock()  # a thread that the child does not have may hold the other one
+        overlap._lock = threading.RLock()  # a thread that the child lacks may hold the old one
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -396,12 +395,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _burst_bytes() -> int:
     ranks_here = local_size()
-    may_hide = ranks_here < len(os.sched_getaffinity(0)) or ranks_here < size()  # behind computing, or the network
+    may_hide = ranks_here < len(os.sched_getaffinity(0)) or ranks_here < size()  # a spare core, or the network
     return _BURST_BYTES if may_hide else _BURST_BYTES_WITHOUT_SPARE_CORES
 
 
 def _raise_first(failures: list[Exception]) -> None:
-    """Raises without a cycle of the error and its frames, which would keep a dropped optimizer's hooks alive."""
+    """Raises the first error, without a cycle of error and frames, which would keep a dropped optimizer alive."""
     try:
         raise failures[0]
     finally:

@@ -1,16 +1,16 @@
 """Warns if ranks train with different parameters.
 
-They begin so if ``broadcast_parameters`` was forgotten. So in its first step each rank submits a checksum of every
-parameter together with its first gradients, and compares when the sum over all ranks has come. Every rank that submits
-gradients submits checksums, so the sum is complete about when the gradients are. In all other steps ranks compare one
-slice of the parameters, see `hvdlite.training.slices`.
+Parameters differ from the start if the script forgot ``broadcast_parameters``. So in its first step each rank submits a
+checksum of every parameter together with its first gradients. Every rank that submits gradients submits checksums, so
+the sum over all ranks is complete about when the gradients are. In all other steps ranks compare one slice of the
+parameters (`hvdlite.training.slices`).
 
 Ranks that have joined return with the parameters of earlier steps, and some take their first step only then. So after a
-join the next step of each rank is a first one again. All ranks count joins alike, and this number alone decides whether
-they compare: a script that joins in every step, to have a barrier, compares more and more rarely.
+join the next step of each rank counts as a first one. All ranks count joins alike, and this number alone decides
+whether they compare: a script that joins in every step, as a barrier, compares more and more rarely.
 
-A joined rank takes part in nothing but sums, with zeros. So a checksum c is sent as c and as its square: n values are
-equal if and only if n times the sum of their squares is the square of their sum.
+A joined rank takes part only in sums, with zeros. So a rank sends each checksum c and its square: n values are equal if
+and only if n times the sum of their squares is the square of their sum.
 
     [ a number for each rank: the checksum of all its parameters, zero for the others | each c | each c squared ]
 """
@@ -18,7 +18,6 @@ equal if and only if n times the sum of their squares is the square of their sum
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -34,20 +33,20 @@ from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.memory import checksum_in
 from hvdlite.session import current
 from hvdlite.training.naming import P
-from hvdlite.training.slices import Checksum, Difference, MemoryOf, Slices
+from hvdlite.training.slices import Checksum, Difference, MemoryOf, Slices, checksum_of
 
 Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
 
 _SUM: Final = (Sum, 1.0, 1.0)
-_EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
+_EACH_OF_JOINS: Final = 64  # after more joins, only where their number is a power of two
 
 
 class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
-    ``ready`` are the checksums from `read` until `submit`; ``under_way`` is their handle from then until `conclude`.
-    ``memory_of`` returns None for a parameter that is not trained now. It raises ValueError if a parameter cannot be
+    ``ready`` are the checksums from `read` until `submit`; ``under_way`` is their handle until `conclude`.
+    ``memory_of`` returns None for a parameter that is not trained now, and raises ValueError for one that cannot be
     compared. ``how`` is operation, prescale and postscale of the gradients.
     """
 
@@ -55,19 +54,19 @@ class ParameterCheck(Generic[P]):
         self._memory_of = memory_of
         self._how = how
         self._members: list[tuple[str, P]] = []
-        self._known_as = ""  # the first of the names that ranks use, which no other optimizer has
+        self._known_as = ""  # the first of the names that ranks use; no other optimizer has it
         self._first_step_in: tuple[weakref.ref[Group], int] | None = None
         self._group: weakref.ref[Group] | None = None
         self._step = 0  # in that group
-        self._slices: Slices[P] | None = None  # of that group; None before the first step that compares one
+        self._slices: Slices[P] | None = None  # of that group, from the first step that compares one
         self._compares_slice = False  # in this step
         self.ready: npt.NDArray[Any] | None = None
         self._names: list[str] = []  # of the parameters that were compared, in the optimizer's order
         self.under_way: Handle | None = None
-        self._has_told = False
+        self._has_warned = False
 
     def watch(self, members: Sequence[tuple[str, P]], known_as: Sequence[tuple[str, P]]) -> None:
-        """Adds parameters, with their names for users and those that ranks use."""
+        """Adds parameters, with their names for users and the names that ranks use."""
         self._slices = None
         self._members += members
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
@@ -85,7 +84,7 @@ class ParameterCheck(Generic[P]):
         of = checksum_in(group)
         begun = (self._group, group.joins)
         is_first, self._first_step_in = begun != self._first_step_in, begun
-        self._compares_slice = not (is_first and _compares_after(group.joins))
+        self._compares_slice = not (is_first and (group.joins <= _EACH_OF_JOINS or group.joins.bit_count() == 1))
         if self._compares_slice:
             if self._slices is None:
                 self._slices = Slices(self._members, group, self._memory_of)
@@ -102,13 +101,13 @@ class ParameterCheck(Generic[P]):
         return ("slice." if self._compares_slice else "checksum.") + self._known_as
 
     def submit(self, group: Group) -> None:
-        """Sends the checksums that `read` took, if any. Call it once a gradient of this step is in flight in ``group``.
+        """Sends the checksums that `read` computed, if any. Call it once a gradient of this step is in flight.
 
-        Then all ranks submit theirs in this step, and `conclude` waits no longer than for that gradient.
+        Then all ranks submit their checksums in this step, and `conclude` waits no longer than for that gradient.
         """
         if self.ready is not None:
             how = self._how if self._compares_slice else _SUM
-            with contextlib.suppress(HvdError, ValueError):  # the gradients, which matter, say what is wrong
+            with contextlib.suppress(HvdError, ValueError):  # the gradients raise the same
                 (entry,) = arrays.entries_of_allreduce(group, True, how, self.name, [self.ready])
                 group.submit(entry)
                 self.under_way = entry
@@ -123,7 +122,7 @@ class ParameterCheck(Generic[P]):
             return
         try:
             total = synchronize(self.under_way)
-        except HvdError:  # ranks have other parameters, or there is no session any more: as above
+        except HvdError:  # ranks have other parameters, or the session has ended: as above
             self.under_way = None
             return
         self.under_way = None
@@ -136,9 +135,9 @@ class ParameterCheck(Generic[P]):
             return
         if current().check_parameters == "error":
             raise Mismatch(difference.text)
-        if not self._has_told:
-            self._has_told = True
-            if group.rank == difference.teller:
+        if not self._has_warned:
+            self._has_warned = True
+            if group.rank == difference.reporter:
                 logger.warning("%s", difference.text)
 
     def start_over(self) -> None:
@@ -162,20 +161,12 @@ class ParameterCheck(Generic[P]):
             return 0
         if memory is None:
             return None
-        address, dtype, shape, owner, device = memory
-        if device.kind != CPU.kind:
-            return 0
-        checksum = of(0, address, math.prod(shape) * dtype.itemsize)
-        del owner, memory  # kept alive until here: it may own a copy's memory
-        return checksum
-
-
-def _compares_after(joins: int) -> bool:
-    return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
+        return checksum_of(memory, of) if memory[-1].kind == CPU.kind else 0
 
 
 def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
-    kept = np.array(checksums, np.uint64) & np.uint64((1 << _bits(size)) - 1)
+    bits = (63 - size.bit_length()) // 2  # of a checksum: the sum of ``size`` squares must fit into 63 bits
+    kept = np.array(checksums, np.uint64) & np.uint64((1 << bits) - 1)
     vector = np.zeros(size + 2 * len(kept), np.int64)
     vector[rank] = 1 + zlib.crc32(kept.tobytes())
     vector[size:] = np.concatenate([kept, kept * kept])
@@ -183,15 +174,10 @@ def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
 
 
 def _unpacked(total: Vector, size: int, count: int) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """Returns the number for each rank's parameters, 0 for a joined rank, and the parameters that differ."""
+    """Returns each rank's number for its parameters, 0 if it has joined, and which parameters differ."""
     models, sums = total[:size], total[size:].astype(np.uint64)
     live = np.uint64(np.count_nonzero(models))
     return models, live * sums[count:] != sums[:count] * sums[:count]  # both sides modulo 2 ** 64
-
-
-def _bits(size: int) -> int:
-    """Returns how many bits of a checksum may travel so that the sum of ``size`` squares fits into 63 bits."""
-    return (63 - size.bit_length()) // 2
 
 
 def _warning(names: Sequence[str], differ: Any, models: Vector, ranks: Sequence[int]) -> str:

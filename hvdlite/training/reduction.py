@@ -1,15 +1,43 @@
-"""Reduction of a bucket's gradients: each compressed, all of them in one collective."""
+"""How an optimizer reduces gradients: in which group, and each bucket compressed and in one collective.
+
+A front end may reduce some gradients in another way: a subclass of `Reduction` whose `start` returns another `Flight`.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvdlite.ops import Collectives, Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.ops import Average, Collectives, Compressor, Entry, Group, ProcessSet, Synced, global_process_set, group_of
+from hvdlite.session import size
 
 T = TypeVar("T")
+
+
+def group_with_peers(process_set: ProcessSet) -> Group | None:
+    """Returns the group of ``process_set``; None if this rank is not in it, or alone there.
+
+    Raises HorovodInternalError outside of a session and ValueError for a set that is not registered, so that nobody
+    trains alone without noticing.
+    """
+    if process_set is not global_process_set and process_set.included() is False:
+        return None
+    group = group_of(process_set)
+    return group if group.size > 1 else None
+
+
+def check_choices(op: int, predivide_factor: float, process_set: ProcessSet) -> None:
+    """Raises ValueError for choices of an optimizer that do not go together, and before ``init``."""
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
+    if not predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+    size()  # raises before init
+    if process_set.included() is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
 
 
 class Flight(Protocol[T]):
@@ -17,26 +45,22 @@ class Flight(Protocol[T]):
 
     @property
     def tensors(self) -> Sequence[T]:
-        """The tensors with which it was started."""
+        """The tensors that it reduces."""
 
     @property
     def blank(self) -> Collection[int]:
-        """The indices of the tensors for which no rank had a value. Known once `finish` has returned."""
+        """The indices of the tensors for which no rank had a value. Valid after `finish`."""
 
     def finish(self, synced: Synced) -> list[T]:
         """Waits, and returns the reduced tensors: each of ``tensors`` itself, or a new one.
 
-        Give it the same ``synced`` for flights that are finished one after the other. It may be called again, in
-        particular after a signal handler has interrupted it.
+        Pass the same ``synced`` for flights that are finished one after the other. May be called again, for example
+        after a signal handler has interrupted it.
         """
 
 
 class Reduction(Generic[T]):
-    """The choices that hold for all gradients of an optimizer.
-
-    Front ends whose tensors may be written override what is special about theirs: how a tensor is packed for its
-    journey, and unpacked.
-    """
+    """The choices for all gradients of an optimizer. Front ends may override how a tensor is packed and unpacked."""
 
     is_in_place = False
 
@@ -58,7 +82,7 @@ class Reduction(Generic[T]):
     def start(
         self, group: Group, name: str, tensors: Sequence[T], places: Sequence[Any] = (), blank: Collection[int] = ()
     ) -> Flight[T]:
-        """Starts the reduction of ``tensors`` under one name; of ``places``, each is for what travels for a tensor.
+        """Starts the reduction of ``tensors`` under one name. Each of ``places`` is for the packed form of its tensor.
 
         ``blank`` are the indices of tensors that are zeros because this rank has no value. Raises ValueError for a
         tensor that cannot be sent.
@@ -75,34 +99,23 @@ class Reduction(Generic[T]):
         return _Flight(self, tensors, contexts, entries, blank)
 
     def pack(self, tensor: T, place: Any) -> tuple[T, Any]:
-        """Returns the tensor that travels for ``tensor``, and a context for `unpack`."""
+        """Returns the packed form of ``tensor``, which travels, and a context for `unpack`."""
         return self.compression.compress(tensor)
 
     def unpack(self, tensor: T, reduced: T, context: Any) -> T:
-        """Converts the reduction of what `pack` returned to the result for ``tensor``."""
+        """Converts ``reduced``, the reduction of packed tensors, to the result for ``tensor``."""
         found: T = self.compression.decompress(reduced, context)
         return found
 
 
+@dataclass(slots=True, eq=False)
 class _Flight(Generic[T]):
-    __slots__ = ("_blank", "_contexts", "_entries", "_reduced", "_reduction", "tensors")
-
+    _reduction: Reduction[T]
     tensors: Sequence[T]
-
-    def __init__(
-        self,
-        reduction: Reduction[T],
-        tensors: Sequence[T],
-        contexts: Sequence[Any],
-        entries: Sequence[Entry[T]],
-        blank: Collection[int],
-    ) -> None:
-        self.tensors = tensors
-        self._reduction = reduction
-        self._contexts = contexts
-        self._entries = entries
-        self._blank = blank  # on this rank
-        self._reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
+    _contexts: Sequence[Any]
+    _entries: Sequence[Entry[T]]
+    _blank: Collection[int]  # on this rank
+    _reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
 
     @property
     def blank(self) -> Collection[int]:
@@ -115,10 +128,10 @@ class _Flight(Generic[T]):
                 if not entry.is_done:
                     assert entry.group is not None
                     entry.group.wait(entry)
-            # Most are of the CPU, and then it is no call.
+            # Most tensors are on the CPU, and then this is no call.
             self._reduced = [entry.output if type(entry) is Entry else entry.result(synced) for entry in entries]
             for entry in entries:
-                entry.output = None  # a thread that has just made it done may still have it, and needs no tensor
+                entry.output = None  # the thread that completed the entry may still hold it
         results = []
         for entry, tensor, output, context in zip(entries, self.tensors, self._reduced, self._contexts, strict=True):
             if entry.error is not None:

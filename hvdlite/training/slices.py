@@ -1,17 +1,17 @@
 """Compares one slice of the parameters in each step, to find ranks that drift apart.
 
-Ranks drift apart when one of them changes a gradient in flight, skips a step, or has another learning rate, and no
-figure shows it. So the checksum of one slice travels with the gradients of each step. All slices have had their turn
-within `TURNS` steps.
+Ranks drift apart when one of them changes a gradient in flight, skips a step, or has another learning rate. No metric
+shows it. So the checksum of one slice travels with the gradients of each step. Within `TURNS` steps all slices have had
+their turn.
 
-The vector that travels has three floats for each rank: the number of the turn and the two halves of the checksum. A
-rank fills in its own and leaves zeros for the others, so the sum has those of all ranks. The vector has the dtype,
-operation and scale of most gradients, and runs in one batch with them. Like gradients it is in memory that the ranks of
-a host have mapped, because the plane copies all tensors of a batch if one of them is not. Scaling keeps different
-numbers different: a half has 16 bits, a turn 20, and a float 24.
+The vector has three floats for each rank: the number of the turn and the two halves of the checksum. A rank fills in
+its own and leaves zeros for the others, so the sum has the numbers of all ranks. The vector has the dtype, operation
+and scale of most gradients, so it runs in one batch with them. Like gradients it is in memory that the ranks of a host
+share, because the plane copies all tensors of a batch if one is elsewhere. Scaling keeps different numbers different: a
+half has 16 bits, a turn 20, and a float 24.
 
-A rank that has joined adds zeros, and counts no turns. Turns that differ are not compared, and the next one of all
-ranks follows the largest.
+A rank that has joined adds zeros, and counts no turns. Turns that differ are not compared; all ranks go on from the
+largest one.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from hvdlite.ops.memory import shared_empty
 from hvdlite.training.naming import P
 
 TURNS: Final = 1000
-"""The most turns until all parameters have been compared."""
+"""All parameters have been compared after this many turns at most."""
 
 Rows = slice | None | EllipsisType
-"""The index of some rows of a parameter, along its first dimension; None makes one row of a parameter without
-dimensions. These are read in every step, for which a device must not be asked. ``...`` is all of it, for once."""
+"""The index of some rows of a parameter, along its first dimension; None for a parameter without dimensions. They are
+read in every step, so a device must not be asked for them. ``...`` is the whole parameter, read once."""
 
 MemoryOf = Callable[[P, Rows], Buffer | None]
 Checksum = Callable[[int, int, int], int]
-"""The checksum of the bytes before, an address and the number of bytes there to the checksum of all of them."""
+"""Takes the checksum of the bytes before, an address, and a number of bytes; returns the checksum of all bytes."""
 
-_LEAST_ELEMENTS: Final = 1 << 13  # of a slice: fewer would cost as much
+_LEAST_ELEMENTS: Final = 1 << 13  # in a slice: fewer would cost as much
 _LAST_TURN: Final = 1 << 20
 
 
 class Difference(NamedTuple):
-    """Parameters that are not equal on all ranks: a warning, and the index of the rank that gives it."""
+    """A warning that parameters are not equal on all ranks, and the index of the rank that logs it."""
 
     text: str
-    teller: int
+    reporter: int
 
 
 class _Slice(NamedTuple, Generic[P]):
@@ -57,10 +57,7 @@ class _Slice(NamedTuple, Generic[P]):
 
 
 class Slices(Generic[P]):
-    """The parameters of one optimizer, ``members`` with their names, in one group.
-
-    Those that the host cannot read have no turn.
-    """
+    """The named parameters of one optimizer in one group. Parameters that the host cannot read have no turn."""
 
     def __init__(self, members: Sequence[tuple[str, P]], group: Group, memory_of: MemoryOf[P]) -> None:
         self._memory_of = memory_of
@@ -73,10 +70,7 @@ class Slices(Generic[P]):
             self._vector = np.empty(3 * group.size, np.float32)
 
     def read(self, of: Checksum) -> npt.NDArray[np.float32] | None:
-        """Takes the next turn, and returns what this rank adds to the sum: the same memory each time.
-
-        Returns None if no parameter has a turn.
-        """
+        """Takes the next turn. Returns what this rank adds to the sum, always in the same memory; None if nothing."""
         if not self._turns:
             return None
         self._turn = self._turn % _LAST_TURN + 1
@@ -87,15 +81,13 @@ class Slices(Generic[P]):
             except ValueError:  # it cannot be compared
                 continue
             if memory is not None:
-                address, dtype, shape, owner, _ = memory
-                checksum = of(checksum, address, math.prod(shape) * dtype.itemsize)
-                del owner, memory  # kept alive until here: it may own a copy's memory
+                checksum = checksum_of(memory, of, checksum)
         self._vector[:] = 0
         self._vector[3 * self._rank : 3 * self._rank + 3] = self._turn, checksum >> 16, checksum & 0xFFFF
         return self._vector
 
     def compare(self, total: npt.NDArray[np.float32], step: int) -> Difference | None:
-        """Compares what all ranks have read in ``step``, of which ``total`` is the sum."""
+        """Compares ``total``, the sum of what all ranks read in ``step``."""
         own = total[3 * self._rank : 3 * self._rank + 3]
         if total.tobytes() == own.tobytes() * self._size:
             return None
@@ -131,8 +123,14 @@ class Slices(Generic[P]):
         return self._turns[(turn - 1) % len(self._turns)]
 
 
+def checksum_of(memory: Buffer, of: Checksum, begun: int = 0) -> int:
+    """Returns the checksum of the bytes before, ``begun``, continued over ``memory``."""
+    address, dtype, shape, _, _ = memory
+    return of(begun, address, math.prod(shape) * dtype.itemsize)
+
+
 def _planned(members: Sequence[tuple[str, P]]) -> list[list[_Slice[P]]]:
-    """Returns the slices of each turn: one, if there are fewer than half as many parameters as turns."""
+    """Returns the slices of each turn: one slice if there are fewer than half as many parameters as turns."""
     shapes = [tuple(parameter.shape) for _, parameter in members]
     most = max(_LEAST_ELEMENTS, 4 * sum(map(math.prod, shapes)) // TURNS)
     slices: list[_Slice[P]] = []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives.compression import Compressor
+from hvdlite.torch.compression import Compressor
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import (
     assert_averages,

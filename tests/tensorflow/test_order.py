@@ -350,7 +350,7 @@ def in_flight() -> Any:
 
 @scenario
 def the_news_of_a_run_that_is_over_does_not_reach_the_next() -> None:
-    text = encoded(Call("allreduce", (("name", "stale"), ("op", hvd.Sum), ("process_set", hvd.global_process_set))))
+    text = encoded(Call("allreduce", {"name": "stale", "op": hvd.Sum, "process_set": hvd.global_process_set}))
     first = tickets.start(text.encode(), ARRAYS, [np.ones(3)])
     while not int(tf.raw_ops.QueueSizeV2(handle=first.queue.handle)):
         time.sleep(0.001)

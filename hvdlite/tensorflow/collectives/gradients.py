@@ -1,8 +1,9 @@
-"""Gradients through collectives: the gradient of a collective is another one, which ranks run on the way back.
+"""Gradients through collectives: the gradient of a collective is another collective, which ranks run in backward.
 
-They are Horovod's, also where they are those of the average of all ranks' losses (`allgather`, `broadcast`) or scaled
-(`reducescatter`). Results of integers have none. A rule gets the call that went forward with its tensors and results,
-and the gradients of those results that have one, and returns those of the tensors.
+The gradients are Horovod's: of the average of all ranks' losses (`allgather`, `broadcast`), or scaled
+(`reducescatter`). Integers have none. A rule takes the forward call and, for each tensor that has a gradient, the
+tensor, the number of rows from each rank if the call gathers, and the gradient of the result. It returns the gradients
+of these tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Rule = Callable[[Call, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[An
 
 
 def cross(form: str, tensors: Sequence[Any], *, only_for: int | None = None, **arguments: Any) -> list[Any]:
-    """Runs a collective, through which gradients go, and returns its results.
+    """Runs a collective with a gradient, and returns its results.
 
-    What the caller builds around them may be ``only_for`` one rank (see `Call`).
+    What the caller does with them may be right ``only_for`` one rank (see `Call`).
     """
-    call = Call(form, tuple(sorted(arguments.items())), only_for)
+    call = Call(form, arguments, only_for)
     if not any(map(_has_gradient, tensors)):
         return run(call, tensors)
 
@@ -62,22 +63,21 @@ def _gradients(call: Call, inputs: Sequence[Any], results: Sequence[Any], gradie
 
 
 def _meeting(call: Call) -> dict[str, Any]:
-    """The arguments that every collective takes, for that of the gradient."""
-    arguments = dict(call.arguments)
-    return {"name": suffixed(arguments["name"], ".backward"), "process_set": arguments["process_set"]}
+    """The arguments that every collective takes, for the gradient's collective."""
+    return {"name": suffixed(call.arguments["name"], ".backward"), "process_set": call.process_set}
 
 
 def _of_allreduce(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Reduces the gradients in the same way."""
     if refusal := _refusal(call):
         return _failing(refusal, gradients)
-    return cross(call.form, gradients, **{**dict(call.arguments), **_meeting(call)})
+    return cross(call.form, gradients, **{**call.arguments, **_meeting(call)})
 
 
 def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
-    """Averages over ranks; each takes the rows that it contributed."""
+    """Averages over ranks; each rank takes the rows that it contributed."""
     averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
-    index = group_of(dict(call.arguments)["process_set"]).rank
+    index = group_of(call.process_set).rank
     own = []
     for average, each, tensor in zip(averages, rows, inputs, strict=True):
         begin = tf.reduce_sum(each[:index])
@@ -90,9 +90,9 @@ def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradie
 def _of_broadcast(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks on the root; zeros elsewhere."""
     averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
-    if dict(call.arguments)["root_rank"] == rank():
+    if call.arguments["root_rank"] == rank():
         return averages
-    with tf.control_dependencies(averages):  # a session leaves out what the zeros do not need
+    with tf.control_dependencies(averages):  # a session would leave out what the zeros do not need
         return [tf.zeros_like(average) for average in averages]
 
 
@@ -112,22 +112,21 @@ def _of_reducescatter(
     """Gathers the rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
     if refusal := _refusal(call):
         return _failing(refusal, gradients)
-    arguments = dict(call.arguments)
-    scale = arguments["prescale_factor"] * arguments["postscale_factor"]
-    if arguments["op"] == Sum:
-        scale *= group_of(arguments["process_set"]).size
+    scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
+    if call.arguments["op"] == Sum:
+        scale *= group_of(call.process_set).size
     gathered = cross("grouped_allgather", [tf.cast(scale, each.dtype) * each for each in gradients], **_meeting(call))
     return gathered[: len(gradients)]
 
 
 def _refusal(call: Call) -> str:
-    op = dict(call.arguments)["op"]
+    op = call.arguments["op"]
     has_none = op in (Min, Max, Product)
     return f"there is no gradient through op {OP_NAMES[op]}; use hvd.Sum or hvd.Average" if has_none else ""
 
 
 def _failing(refusal: str, gradients: Sequence[Any]) -> Sequence[Any]:
-    """Raises the refusal, or in a SavedModel returns gradients that fail with it when they are computed."""
+    """Raises the refusal; in a SavedModel, returns gradients that fail with it when they are computed."""
     if not is_saving():
         raise RuntimeError(refusal)
     with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[refusal])]):

@@ -1,4 +1,4 @@
-"""Collectives without a tensor, and the numbers of this rank as they are when a graph runs."""
+"""Collectives without a tensor, and the numbers of this rank when a graph runs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.errors import HvdError
 from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.session import known_session, local_rank, local_size, rank
 from hvdlite.tensorflow.operation.calls import Call
-from hvdlite.tensorflow.operation.errors import in_both
+from hvdlite.tensorflow.operation.errors import raising_both
 from hvdlite.tensorflow.operation.running import run
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns after every rank has called it; inside `tf.function`, when the graph comes to it.
 
-    In a graph of TensorFlow 1 it returns an operation for a session to run.
+    In a graph of TensorFlow 1, returns an operation for a session to run.
     """
     if tf.executing_eagerly():
-        return _with_both_classes(lambda: ops.barrier(process_set))
-    return next(iter(run(Call("barrier", (("process_set", process_set),)), [])), None)
+        with raising_both():
+            return ops.barrier(process_set)
+    return next(iter(run(Call("barrier", {"process_set": process_set}), [])), None)
 
 
 def join(device: int = -1) -> Any:
     """Declares that this rank has no more data; see `hvdlite.join`. Inside `tf.function` the result is a tensor."""
     if tf.executing_eagerly():
-        return _with_both_classes(lambda: ops.join(device))
-    (last,) = run(Call("join", ()), [])
+        with raising_both():
+            return ops.join(device)
+    (last,) = run(Call("join", {}), [])
     return last[0]
 
 
@@ -69,14 +70,8 @@ def _ranks_of(process_set_id: int) -> list[int]:
 
 def _evaluated(number: Callable[[], int], name: str | None) -> Any:
     if tf.executing_eagerly():
-        return tf.constant(_with_both_classes(number), tf.int32)
+        with raising_both():
+            return tf.constant(number(), tf.int32)
     result = tf.numpy_function(lambda: np.int32(number()), [], tf.int32, name=name)
     result.set_shape([])
     return result
-
-
-def _with_both_classes(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except HvdError as error:
-        raise in_both(error) from error.__cause__

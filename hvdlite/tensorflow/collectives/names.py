@@ -10,17 +10,17 @@ from hvdlite.tensorflow.operation.graphs import session_graph
 
 
 def name_of(form: str, name: str | None) -> str | None:
-    """Returns ``name``; None if the calls of ``form`` are counted when they run.
+    """Returns ``name``; None if calls of ``form`` are counted when they run.
 
-    They are counted, as everywhere in hvdlite, in eager execution and in functions that the main thread traces: so they
-    meet in the order of the program, whether ranks run it in graphs or not. A graph for sessions counts its own as it
-    is built. Raises ValueError for a call without a name in a function that another thread traces. It may run beside
-    other functions, in an order that differs between ranks, and what is in a function does not tell it from all others.
+    Calls are counted in eager execution and in functions that the main thread traces, so ranks match them in the order
+    of the program, in graphs or not. A graph for sessions counts its calls when it is built. Raises ValueError for a
+    call without a name in a function that another thread traces: such functions may run concurrently, in an order that
+    differs between ranks, and their contents do not distinguish them.
     """
     if name is None and not are_counted():
         raise ValueError(
             f"{form} needs a name here, hvd.{form}(..., name='...'): the function around it is traced outside of the "
-            "main thread, so it may run beside others, and calls without a name would meet those of another function"
+            "main thread, so it may run beside other functions, and calls without a name would match theirs"
         )
     return name
 
@@ -32,5 +32,5 @@ def are_counted() -> bool:
 
 
 def suffixed(name: str | None, suffix: str) -> str | None:
-    """Returns the name of a call that belongs to the one called ``name``."""
+    """Returns the name of a call that belongs to the call ``name``."""
     return None if name is None else name + suffix

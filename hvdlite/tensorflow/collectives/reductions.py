@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.ops import OP_NAMES, Average, Compressor, ProcessSet, Sum, global_process_set, group_of
-from hvdlite.tensorflow.collectives.compression import Compression
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of, suffixed
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.operation.autograph import converted
 
 
@@ -31,7 +31,7 @@ def allreduce(
     """Reduces ``tensor`` over all ranks; by default to the average.
 
     The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
-    ``compression`` the tensor travels in a smaller form. Of `tf.IndexedSlices` the rows of all ranks are gathered.
+    ``compression`` the tensor travels in a smaller form. The rows of `tf.IndexedSlices` are gathered from all ranks.
     ``average`` is Horovod's deprecated form of ``op``; devices and name scopes are accepted for its scripts.
     """
     how: dict[str, Any] = dict(op=_op_of(average, op))
@@ -62,7 +62,7 @@ def grouped_allreduce(
     dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     if len(dense) < len(results):
         _refuse_other_than_sums(how)
-    sent = [results[index] for index in dense]  # if there are none, too, since another rank may have some
+    sent = [results[index] for index in dense]  # perhaps none, while another rank has some
     reduced = _of_several("grouped_allreduce", sent, compression, name, process_set, how)
     for index, tensor in zip(dense, reduced, strict=True):
         results[index] = tensor
@@ -84,7 +84,7 @@ def reducescatter(
 ) -> Any:
     """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
 
-    Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
+    Rows, along the first dimension, are divided evenly; if they cannot be, the first ranks get one more.
     """
     how: dict[str, Any] = dict(op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     sent, context = converted(compression.compress)(tf.convert_to_tensor(tensor))
@@ -132,7 +132,7 @@ def _gathered(slices: Any, name: str | None, process_set: ProcessSet, how: Any) 
 
 
 def _refuse_other_than_sums(how: Any) -> None:
-    """Raises NotImplementedError for what the rows of `tf.IndexedSlices` are not gathered for."""
+    """Raises NotImplementedError if gathered rows of `tf.IndexedSlices` would not be the reduction."""
     op = how["op"]
     if op not in (Average, Sum) or how["prescale_factor"] != 1.0 or how["postscale_factor"] != 1.0:
         raise NotImplementedError(

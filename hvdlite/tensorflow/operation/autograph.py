@@ -1,7 +1,7 @@
-"""What AutoGraph rewrites: functions of the user, and none of hvdlite's.
+"""Makes AutoGraph rewrite the user's functions, and none of hvdlite's.
 
-Those have no control flow over tensors, and rewriting them would take most of the time in which a graph of many
-collectives is built.
+hvdlite's have no control flow over tensors, and rewriting them would take most of the time for building a graph with
+many collectives.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _PACKAGE: Final = __name__.partition(".")[0]
 
 
 def leave_out_all() -> None:
-    """Adds this package to those that AutoGraph calls as they are, such as TensorFlow itself and Keras."""
-    with contextlib.suppress(ImportError, AttributeError):  # without the rule, hvdlite works and is slower
+    """Adds this package to those that AutoGraph does not rewrite, such as TensorFlow itself and Keras."""
+    with contextlib.suppress(ImportError, AttributeError):  # without the rule, hvdlite is only slower
         from tensorflow.python.autograph.core import config
 
         config.CONVERSION_RULES = (config.DoNotConvert(_PACKAGE), *config.CONVERSION_RULES)
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``function``, if it is the user's, as AutoGraph rewrites it where a graph is built.
+    """Returns a user's ``function`` as AutoGraph rewrites it where a graph is built.
 
-    Nothing that is called by a function that is left out would be rewritten.
+    AutoGraph does not rewrite functions that hvdlite calls by itself.
     """
     is_ours = str(getattr(function, "__module__", "")).partition(".")[0] == _PACKAGE
     if is_ours or tf.executing_eagerly():

@@ -1,4 +1,4 @@
-"""The compiled kernels: their library with ctypes, and TensorFlow's tensors as they see them."""
+"""The compiled kernels: their library through ctypes, and TensorFlow's tensors in them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,29 +50,20 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Memory:
-    """A tensor of TensorFlow: a reference to its memory, which stays for as long as this object."""
+    """A tensor of TensorFlow: a reference that keeps its memory as long as this object lives.
 
-    __slots__ = ("_release", "address", "dtype", "nbytes", "number", "shape", "tensor")
+    Takes over the reference ``tensor``. ``number`` is TensorFlow's number of ``dtype``.
+    """
 
-    def __init__(
-        self,
-        release: Callable[[int], None],
-        tensor: int,
-        address: int,
-        nbytes: int,
-        number: int,
-        dtype: ElementType,
-        shape: tuple[int, ...],
-    ) -> None:
-        """Takes over the reference ``tensor``. ``number`` is TensorFlow's of ``dtype``."""
-        self._release = release
-        self.tensor = tensor
-        self.address = address
-        self.nbytes = nbytes
-        self.number = number
-        self.dtype = dtype
-        self.shape = shape
+    release: Callable[[int], None]
+    tensor: int
+    address: int
+    nbytes: int
+    number: int
+    dtype: ElementType
+    shape: tuple[int, ...]
 
     def data_ptr(self) -> int:
         return self.address
@@ -80,11 +72,11 @@ class Memory:
         return self.nbytes
 
     def __del__(self) -> None:
-        self._release(self.tensor)
+        self.release(self.tensor)
 
 
 class CompiledKernels:
-    """The kernels of the library at ``path``, which is loaded once in a process.
+    """The kernels of the library at ``path``. Make it once in a process.
 
     Raises OSError or an error of TensorFlow if it cannot be loaded.
     """
@@ -117,7 +109,7 @@ class CompiledKernels:
     def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Any:
         return self._operations.hvdlite_finish(ticket=ticket, news=news, queues=queues, Tout=dtypes)
 
-    # ---- what they call, in threads of TensorFlow
+    # ---- called by kernels, in threads of TensorFlow
 
     def _start(self, text: int, length: int, count: int, views: Any, queue: Any, queue_nbytes: Any) -> int:
         try:
@@ -129,12 +121,12 @@ class CompiledKernels:
             ticket = start(ctypes.string_at(text, length), self._kind, tensors)
             queue[0], queue_nbytes[0] = ticket.queue.serialized, len(ticket.queue.serialized)
             return ticket.number
-        except BaseException:  # of a signal handler, if TensorFlow runs this in the main thread
+        except BaseException:  # from a signal handler, if TensorFlow runs this in the main thread
             logger.exception("a collective was interrupted while it started")
             return 0  # or ctypes would return anything
 
     def _over(self) -> Iterator[int]:
-        """Yields the tickets whose starts' outputs TensorFlow has dropped."""
+        """Yields the tickets whose tensors TensorFlow has dropped."""
         numbers = (c_int64 * _AT_ONCE)()
         while count := self._ended(numbers, _AT_ONCE):
             yield from numbers[:count]
@@ -189,11 +181,11 @@ def _of_fixed_size() -> dict[int, ElementType]:
     names += "float8_e4m3fnuz float8_e5m2fnuz float8_e4m3b11fnuz".split()
     found = {}
     for name in names:
-        with suppress(TypeError):  # not every version of TensorFlow has the small ones
+        with suppress(TypeError):  # not every version of TensorFlow has the small types
             dtype = tf.as_dtype(name)
             found[dtype.as_datatype_enum] = element_type(np.dtype(dtype.as_numpy_dtype))
     return found
 
 
 DTYPES: Final = _of_fixed_size()
-"""The types of elements that collectives take, by TensorFlow's number."""
+"""The element types that collectives take, by TensorFlow's numbers."""

@@ -1,4 +1,4 @@
-"""A collective with its arguments, and how its results are taken apart."""
+"""A collective with its arguments, and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.session import current
 
 
 class Tensors(NamedTuple):
-    """Collectives over one kind of tensors, with the ways to and from a list of whole numbers."""
+    """Collectives over one kind of tensors, with conversions from and to a list of whole numbers."""
 
     collectives: Collectives[Any]
     counts: Callable[[Sequence[int]], Any]
@@ -27,27 +27,25 @@ ARRAYS: Final = Tensors(collectives, lambda values: np.array(values, np.int32), 
 
 
 class Call(NamedTuple):
-    """A blocking form of a collective, and its arguments but for the tensors.
+    """A blocking form of a collective, and its arguments except the tensors.
 
-    A grouped form takes any number of tensors and has as many results; ``alltoall`` takes the splits as its second. A
-    form that gathers has the numbers of rows that came from each rank as further results, one for each tensor. Of the
-    forms without tensors, ``join`` has one result of one row.
-
-    What is built around the results may be for ``rank`` alone.
+    A grouped form takes any number of tensors and has as many results; the second tensor of ``alltoall`` is the splits.
+    A form that gathers has further results, one for each tensor: the numbers of rows from each rank. ``join`` takes no
+    tensor and has one result of one row. With ``rank``, what a graph does with the results is right on that rank only.
     """
 
     form: str
-    arguments: tuple[tuple[str, Any], ...]
+    arguments: Mapping[str, Any]
     rank: int | None = None
 
     @property
     def process_set(self) -> ProcessSet:
-        found: ProcessSet = dict(self.arguments).get("process_set", global_process_set)
+        found: ProcessSet = self.arguments.get("process_set", global_process_set)
         return found
 
     @property
     def is_meeting(self) -> bool:
-        """True if what follows in the program runs after it, though it needs no result of it."""
+        """True if what follows in the program runs after it, even without its results."""
         return self.form in _MEETINGS
 
     @property
@@ -56,11 +54,11 @@ class Call(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """True if ranks hear of the first dimension of the results only when it has run."""
+        """True if the first dimension of the results is known only after it has run."""
         return self.form in ("allgather", "grouped_allgather", "alltoall")
 
     def draft(self, kind: Tensors, tensors: Sequence[Any]) -> Handle[Any] | GroupHandle[Any]:
-        """Returns the handle of the collective, which is not in flight yet."""
+        """Returns the handle of the collective, not yet in flight."""
         arguments = dict(self.arguments)
         if self.form == "alltoall" and len(tensors) > 1:
             arguments["splits"] = kind.numbers(tensors[1])
@@ -70,7 +68,7 @@ class Call(NamedTuple):
         return kind.collectives.draft(self.form, group, list(tensors) if self.is_grouped else tensors[0], **arguments)
 
     def results(self, kind: Tensors, handle: Handle[Any] | GroupHandle[Any], found: Any) -> list[Any]:
-        """Returns the results as a list, given the handle, which is done, and what `synchronize` has ``found``."""
+        """Returns the results of a finished handle as a list; ``found`` is what `synchronize` returned."""
         if self.form in _MEETINGS:
             return [] if found is None else [kind.counts([found])]
         if self.form == "alltoall":
@@ -95,14 +93,14 @@ def submit(handle: Handle[Any] | GroupHandle[Any]) -> None:
 
 
 def encoded(call: Call) -> str:
-    """Returns ``call`` as a text, which a graph keeps, also in a SavedModel.
+    """Returns ``call`` as text, which graphs and SavedModels contain.
 
-    What is built around a collective, such as its gradient, may depend on the number of ranks, so that is in the text.
+    It includes the number of ranks, because the graph around a collective, such as its gradient, may depend on it.
     Raises ValueError if its process set is not registered.
     """
     ranks = None if call.process_set is global_process_set else _ranks_of(call.process_set)
     size = current().membership.size if ranks is None else len(ranks)
-    arguments = {key: None if key == "process_set" else value for key, value in call.arguments}
+    arguments = {key: None if key == "process_set" else value for key, value in call.arguments.items()}
     return json.dumps([call.form, arguments, ranks, size, call.rank], default=_plain)
 
 
@@ -123,13 +121,13 @@ def decoded(text: bytes) -> Call:
         )
     if "process_set" in arguments:
         arguments = {**arguments, "process_set": global_process_set if ranks is None else current().sets.of(ranks)}
-    return Call(form, tuple(arguments.items()), rank)
+    return Call(form, arguments, rank)
 
 
 def _ranks_of(process_set: Any) -> list[int]:
     if not isinstance(process_set, ProcessSet):
-        return list(group_of(process_set).ranks)  # which says what else it must be
-    current().sets.refuse_unknown(process_set)  # a graph keeps the ranks, and would find another set by them
+        return list(group_of(process_set).ranks)  # raises an error
+    current().sets.refuse_unknown(process_set)  # the graph has only the ranks, which may match another set
     return list(process_set.ranks or ())
 
 
@@ -141,5 +139,4 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _parts(text: bytes) -> tuple[str, Mapping[str, Any], list[int] | None, int, int | None]:
-    form, arguments, ranks, size, rank = json.loads(text)
-    return form, arguments, ranks, size, rank
+    return tuple(json.loads(text))

@@ -1,8 +1,8 @@
-"""Makes the library of the kernels, once for a user, a version of TensorFlow and a kind of machine, and finds it again.
+"""Compiles the kernels' library once for each user, version of TensorFlow and kind of machine.
 
-It lies in a folder of the user's cache, which is refused if anybody else may write there. One process compiles, and
-the others wait for its lock, which the kernel gives up when that process ends. The library is written beside its place
-and renamed, so whatever is found there is complete.
+The library is in a folder of the user's cache, which is refused if anybody else may write there. One process compiles,
+and the others wait for its lock, which the kernel releases when the process ends. The library is written under another
+name and renamed, so it is always complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,13 +26,13 @@ _COMPILING_S: Final = 120.0
 
 
 class CannotCompile(Exception):
-    """There will be no library, for the reason in the text."""
+    """The library cannot be made; the text has the reason."""
 
 
 def library(cache: Path, version: str, links: Sequence[str] = ()) -> Path:
-    """Returns the library for ``version`` of TensorFlow in a folder of ``cache``, which it makes if necessary.
+    """Returns the library for ``version`` of TensorFlow in a folder of ``cache``, and makes it if necessary.
 
-    ``links`` are the options that name TensorFlow's own libraries to the compiler. Raises CannotCompile.
+    ``links`` are the compiler's options for TensorFlow's own libraries. Raises CannotCompile.
     """
     try:
         folder = _own_folder(cache)
@@ -48,7 +48,7 @@ def library(cache: Path, version: str, links: Sequence[str] = ()) -> Path:
 
 
 def obstacle(cache: Path, version: str) -> str:
-    """Returns why `library` would fail, without making anything; empty if there is one or it can probably be made."""
+    """Returns why `library` would fail; empty if it would probably not. Makes nothing."""
     folder = cache / "hvdlite"
     try:
         if folder.exists():
@@ -75,7 +75,7 @@ def _own_folder(cache: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """True if the file is there. Raises CannotCompile if it is not this user's alone."""
+    """True if the file exists. Raises CannotCompile if anybody else may write to it."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -84,8 +84,7 @@ def _is_ours(path: Path) -> bool:
     return True
 
 
-def _check(path: Path, found: os.stat_result, is_kind: object) -> None:
-    assert callable(is_kind)
+def _check(path: Path, found: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     if not is_kind(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CannotCompile(f"{path} belongs to somebody else, or others may write to it; remove it or set its mode")
 
@@ -108,7 +107,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, path: Path, links: Sequence[str]) -> None:
-    for left in path.parent.glob(f"{path.name}.*"):  # by one that was killed
+    for left in path.parent.glob(f"{path.name}.*"):  # by a killed process
         left.unlink()
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     command = [compiler, *_OPTIONS, *links, str(SOURCE), "-o", str(fresh)]
@@ -117,7 +116,7 @@ def _compile(compiler: str, path: Path, links: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise CannotCompile(f"{compiler} took more than {_COMPILING_S:.0f} s") from None
     if ended.returncode:
-        said = ended.stderr.strip().splitlines() or ["no message"]
-        raise CannotCompile(f"{compiler} ended with code {ended.returncode}: {said[0]}")
+        lines = ended.stderr.strip().splitlines() or ["no message"]
+        raise CannotCompile(f"{compiler} ended with code {ended.returncode}: {lines[0]}")
     fresh.chmod(0o700)
     fresh.replace(path)

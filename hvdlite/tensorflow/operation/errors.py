@@ -1,13 +1,14 @@
-"""Errors as TensorFlow's users meet them.
+"""Errors for users of TensorFlow.
 
-In eager execution an error is of hvdlite's class and of one of `tf.errors`, so either is caught. A graph fails with the
-class of `tf.errors` and the text; `last_error` then returns the object itself.
+In eager execution an error is of hvdlite's class and of one of `tf.errors`, so users can catch either. A graph fails
+with the class of `tf.errors` and the text; `last_error` then returns the object itself.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import tensorflow as tf
@@ -20,12 +21,12 @@ from hvdlite.training.explanations import explained
 
 
 class _OfTensorFlow(Exception):
-    """Precedes the other class in an error of both."""
+    """The first base of an error of both classes."""
 
     def __init__(self, *arguments: Any) -> None:
-        """Takes what hvdlite's class does, or TensorFlow's four.
+        """Takes the arguments of hvdlite's class, or TensorFlow's four.
 
-        With those Keras makes an error with a longer text of the one that it handles, whose attributes are kept.
+        Keras uses the four to make an error with a longer text from the one that it handles, whose attributes are kept.
         """
         if len(arguments) != 4:
             super().__init__(*arguments)
@@ -42,14 +43,14 @@ class Mismatch(_OfTensorFlow, errors.Mismatch, tf.errors.InvalidArgumentError): 
 
 
 class MismatchAsHorovods(_OfTensorFlow, errors.Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """The same, where hvdlite stands in for Horovod, which fails with that class."""
+    """The same where hvdlite stands in for Horovod, which raises this class of TensorFlow."""
 
 
 class WrongArgument(_OfTensorFlow, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
     """An argument is wrong on this rank by itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what `copy` and `pickle` make it from: the three parameters of TensorFlow's class are not kept."""
+        """For `copy` and `pickle`, because TensorFlow's class takes three parameters, which are not kept."""
         return _wrong_argument, (str(self), self.__dict__)
 
 
@@ -69,13 +70,13 @@ class NotInitialized(HorovodInternalError, tf.errors.FailedPreconditionError):  
     """There is no session: `init` was not called, or `shutdown` was."""
 
     def __init__(self, node_def: Any, op: Any, message: str, *_: Any) -> None:
-        """Has the parameters from which AutoGraph sees that it can make another one, with a longer text."""
+        """Has the parameters by which AutoGraph recognizes that it can make a copy with a longer text."""
         super().__init__(message)
         self.__dict__.update(_of_tensorflow(message, tf.errors.FAILED_PRECONDITION))
 
 
 class CollectiveFailed(_OfTensorFlow, HorovodInternalError, tf.errors.InternalError):  # type: ignore[misc]
-    """A collective failed for another reason, which the text says."""
+    """A collective failed for another reason, which is in the text."""
 
 
 def _wrong_argument(text: str, attributes: Mapping[str, Any]) -> WrongArgument:
@@ -104,7 +105,7 @@ _last: BaseException | None = None
 
 
 def in_both(error: Exception) -> Exception:
-    """Converts an error of hvdlite, or a plain ValueError, to one that is TensorFlow's too. Others stay as they are."""
+    """Converts an error of hvdlite, or a plain ValueError, to one that is TensorFlow's too. Returns others."""
     kind = _kind_of(error)
     if kind is None:
         return error
@@ -116,6 +117,15 @@ def in_both(error: Exception) -> Exception:
     made.__dict__.update(error.__dict__, **_of_tensorflow(text, code_of(made)))
     made.__cause__ = error.__cause__
     return made
+
+
+@contextmanager
+def raising_both() -> Iterator[None]:
+    """Converts errors that are raised inside by `in_both`."""
+    try:
+        yield
+    except (HvdError, ValueError) as error:
+        raise in_both(error) from error.__cause__
 
 
 def _kind_of(error: Exception) -> Any:
@@ -145,9 +155,9 @@ def remember(error: BaseException) -> None:
 
 
 def last_error() -> BaseException | None:
-    """Returns the error of the collective that failed last inside a graph on this rank; None if there was none.
+    """Returns the error of the last collective that failed inside a graph on this rank; None if there was none.
 
-    An error that passes through a graph keeps its text and a class of `tf.errors` only. This is the object, with its
+    An error that passes through a graph keeps only its text and a class of `tf.errors`. This is the original, with its
     attributes, such as the ``rank`` of a `PeerLost`.
     """
     return _last

@@ -1,7 +1,7 @@
-"""An operation of TensorFlow that fails with a class of its choice, on the C API, without a compiler.
+"""An operation of TensorFlow that fails with any class of `tf.errors`, made through the C API, without a compiler.
 
-TensorFlow makes InvalidArgument or Unknown, and a traceback, of whatever `tf.numpy_function` raises, and none of its
-own operations fails with a class and a text that come as tensors. Its C API is in a library that it has loaded itself.
+TensorFlow turns what `tf.numpy_function` raises into InvalidArgument or Unknown with a traceback, and none of its own
+operations fails with a class and a text from tensors. Its C API is in a library that it has loaded itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 @cache
 def failing() -> Failing | None:
-    """Returns the operation; None where TensorFlow's libraries do not show their C API."""
+    """Returns the operation; None where TensorFlow's libraries do not export their C API."""
     try:
         return Failing(Path(tf.sysconfig.get_lib(), _LIBRARY))
     except (OSError, AttributeError):
@@ -53,10 +53,10 @@ def failing() -> Failing | None:
 
 
 class Failing:
-    """The operation, which is registered once in a process."""
+    """The operation. Make it once in a process."""
 
     def __init__(self, library: Path) -> None:
-        """Raises OSError or AttributeError if ``library`` is not there or has no such functions."""
+        """Raises OSError or AttributeError if ``library`` does not exist or lacks the functions."""
         self._c: Any = ctypes.CDLL(str(library))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._c, name)
@@ -65,7 +65,7 @@ class Failing:
         self._register()
 
     def node(self, ticket: Any, news: Any, queues: Sequence[Any]) -> Any:
-        """Adds the node that settles the ticket, once there is news, and fails with the class of its error."""
+        """Adds the node that settles the ticket after ``news``, and fails with the class of its error."""
         return op_def_library.apply_op(_NAME.decode(), ticket=ticket, news=news, queues=list(queues))
 
     def _register(self) -> None:

@@ -1,7 +1,7 @@
-"""The graphs of collectives: those in which none can run, with one sentence each, and the order around calls in them.
+"""Graphs with collectives: which graphs are refused, the names of calls in them, and their order.
 
-A collective of a function, a branch or a loop that a graph calls starts when those before that call in the program are
-done, of which one may have its name; so does what follows the call.
+A function, branch or loop with collectives starts when the collectives before its call in the program are done, because
+one of them may have the same name. What follows the call starts when the function is done.
 """
 
 from __future__ import annotations
@@ -25,21 +25,14 @@ from hvdlite.ops import ProcessSet
 from hvdlite.tensorflow.operation.calls import Call
 
 SCOPE: Final = "Hvdlite_"
-"""What the name scopes of collectives begin with."""
+"""The beginning of the name scopes of collectives."""
 
-# The functions of TensorFlow that have such graphs built, which leaves no trace in the graphs.
+# TensorFlow's functions that build certain graphs, which the graphs themselves do not show.
 _VECTORIZING: Final = ("tensorflow.python.ops.parallel_for.control_flow_ops", "_pfor_impl")
 _OF_A_DATASET: Final = ("tensorflow.python.data.ops.structured_function", "__init__")
 _STARTS: Final = ("HvdliteStart", "PyFunc")
 _SAVING: Final = ("tensorflow.python.saved_model.save", "_trace_gradient_functions")
 _LOOP_OVER_A_DATASET: Final = ("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan")
-
-
-def refuse_other_graphs(graph: Any) -> None:
-    """Raises an error that says what to do, unless TensorFlow itself runs ``graph`` in the order of the program."""
-    refusal = _refusal(graph)
-    if refusal is not None:
-        raise refusal
 
 
 def session_graph() -> Any:
@@ -49,17 +42,16 @@ def session_graph() -> Any:
 
 
 def named_in(graph: Any, call: Call) -> Call:
-    """Returns ``call`` with a name that no other call of a graph has: the same on all ranks that build the same graph.
+    """Returns ``call`` with a name that no other call of a graph has, the same on all ranks that build the same graph.
 
-    Graphs are numbered as their first calls are built, for each process set, since ranks outside of one may build other
-    calls. A name that the user gives gets a number when it comes again.
+    Graphs are numbered when their first calls are built, for each process set, because ranks outside of one may build
+    other calls. A user's name gets a number from its second use on.
     """
-    arguments = dict(call.arguments)
-    if "name" not in arguments:
+    if "name" not in call.arguments:
         return call
     of_sets, members = _names.setdefault(graph, {}), call.process_set
     number, counts = of_sets.get(members) or of_sets.setdefault(members, (next(_graph_numbers[members]), Counter()))
-    name = arguments["name"]
+    name = call.arguments["name"]
     count = counts[name or call.form]
     counts[name or call.form] += 1
     if name is None:
@@ -69,7 +61,7 @@ def named_in(graph: Any, call: Call) -> Call:
             count += 1
         name = f"{name}.{count}"
         counts[name] += 1
-    return call._replace(arguments=tuple({**arguments, "name": name}.items()))
+    return call._replace(arguments={**call.arguments, "name": name})
 
 
 _graph_numbers: Final[defaultdict[ProcessSet, Iterator[int]]] = defaultdict(itertools.count)
@@ -77,14 +69,14 @@ _names: weakref.WeakKeyDictionary[Any, dict[ProcessSet, tuple[int, Counter[str]]
 
 
 def note_function(text: str, graph: Any) -> None:
-    """Notes that the call of ``text`` (see `encoded`) is in a function that a ``graph`` for sessions calls."""
+    """Records that the call of ``text`` (see `encoded`) is in a function that a ``graph`` for sessions calls."""
     if tf.compat.v1.get_default_graph() is not graph:
         key = text.encode()
         _in_functions[key] = weakref.ref(graph, lambda _: _in_functions.pop(key, None)), -1, 0
 
 
 def refuse_repeated(text: bytes) -> None:
-    """Raises ValueError if a session would run the call of ``text`` in several places of its graph, all by one name."""
+    """Raises ValueError if a session would run the call of ``text`` in several places of its graph, under one name."""
     if text not in _in_functions:
         return
     reference, version, places = _in_functions[text]
@@ -120,30 +112,30 @@ _in_functions: Final[dict[bytes, tuple[Any, int, int]]] = {}
 
 
 def is_saving() -> bool:
-    """True while TensorFlow builds all gradients of a SavedModel, also those that nobody will ask for."""
+    """True while TensorFlow builds all gradients of a SavedModel, needed or not."""
     return _SAVING in _builders()
 
 
-def _refusal(graph: Any) -> Exception | None:
+def refuse_other_graphs(graph: Any) -> None:
+    """Raises an error with advice unless TensorFlow runs ``graph`` in the order of the program."""
     if control_flow_util.GraphOrParentsInXlaContext(graph):
-        return ValueError(
+        raise ValueError(
             "a collective cannot be compiled by XLA, because it waits for other processes; pass jit_compile=False to "
             "the tf.function, or to model.compile(), in which it is called"
         )
     builders = list(_builders())
     if _VECTORIZING in builders:
-        # Of a ValueError TensorFlow would make a sentence of its own.
-        return RuntimeError(
+        # TensorFlow would replace the text of a ValueError.
+        raise RuntimeError(
             "a collective cannot be vectorized; use tf.map_fn in place of tf.vectorized_map, and pass "
             "experimental_use_pfor=False to tape.jacobian and tape.batch_jacobian"
         )
-    loops = builders.count(_LOOP_OVER_A_DATASET)  # each builds a dataset whose function runs in the program's order
+    loops = builders.count(_LOOP_OVER_A_DATASET)  # the function of such a dataset runs in the program's order
     if builders.count(_OF_A_DATASET) > loops:
-        return ValueError(
+        raise ValueError(
             "a collective cannot run inside tf.data, whose functions run in any order and ahead of the program; "
             "call it in the training step, on what the dataset yields"
         )
-    return None
 
 
 def _builders() -> Iterator[tuple[Any, str]]:
@@ -154,7 +146,7 @@ def _builders() -> Iterator[tuple[Any, str]]:
 
 
 def _look_at(operation: Any, _reads: Any, _writes: Any) -> bool:
-    """Looks at each operation of a function that TensorFlow has built, in its order, to add control dependencies."""
+    """Adds control dependencies to an operation. TensorFlow calls it for all operations of a function, in order."""
     graph, kind = operation.graph, operation.type
     if SCOPE in operation.name:
         if kind in _STARTS:
@@ -163,19 +155,17 @@ def _look_at(operation: Any, _reads: Any, _writes: Any) -> bool:
             _order_of(graph).waits.append(operation.name)
     elif _is_call(kind) and any(map(_has_collective, _functions_of(operation.node_def))):
         # A function that was traced before is not traced again where another graph calls it.
-        refusal = _refusal(graph)
-        if refusal is not None:
-            raise refusal
+        refuse_other_graphs(graph)
         _order_of(graph).put_behind_all(operation)
-    elif kind == "ReduceDataset" and graph in _orders:  # whose dataset may have such a function
+    elif kind == "ReduceDataset" and graph in _orders:  # its dataset may have such a function
         _order_of(graph).put_behind_all(operation)
-    return False  # it touches no other resources than TensorFlow knows
+    return False  # it uses no resources that TensorFlow does not know
 
 
 class _Order:
-    """After which nodes of a graph, by their names, the next start or call with collectives comes.
+    """The names of the nodes of a graph after which the next start, or call of a function with collectives, comes.
 
-    TensorFlow itself keeps the calls of a function with variables only in the order that those need.
+    TensorFlow itself orders calls of functions only as their variables need.
     """
 
     def __init__(self) -> None:
@@ -224,7 +214,7 @@ def _has_collective(function: str) -> bool:
         if (name := names.pop()) in seen:
             continue
         seen.add(name)
-        with suppress(tf.errors.NotFoundError):  # one that only a graph of TensorFlow 1 knows, which has no collectives
+        with suppress(tf.errors.NotFoundError):  # a function of a graph of TensorFlow 1, without collectives
             for node in context.get_function_def(name).node_def:
                 if SCOPE in node.name:
                     return True

@@ -1,9 +1,9 @@
 // Two operations of TensorFlow on its C API: one starts a collective, one hands out its results. Neither waits.
 //
 // No header of TensorFlow is needed, so the file compiles wherever there is a compiler: the functions below are part of
-// TensorFlow's stable C interface, and are found in its libraries when this one is loaded. What a collective is, Python
-// knows: the kernels pass on the tensors that they get. A `TF_Tensor*` is a counted reference to memory that lives for
-// as long as any of them does; each that Python is given, it releases.
+// TensorFlow's stable C interface, and are found in its libraries when this one is loaded. The kernels only pass
+// tensors to Python, which runs the collective. A `TF_Tensor*` is a counted reference to memory; Python releases each
+// reference that it gets.
 
 #include <cstddef>
 #include <cstdint>
@@ -69,7 +69,7 @@ constexpr int kCancelled = 1;  // TF_CANCELLED
 constexpr int kExhausted = 8;  // TF_RESOURCE_EXHAUSTED
 constexpr int kMaxDimensions = 16;
 
-/// A tensor as Python sees it. One with more dimensions has only as many extents as there is room for.
+/// A tensor as Python reads it. Extents beyond kMaxDimensions are left out.
 struct View {
   TF_Tensor* tensor;
   void* data;
@@ -79,11 +79,11 @@ struct View {
   int64_t extents[kMaxDimensions];
 };
 
-/// Starts the collective that `call` describes, takes over the tensors, and returns its ticket; 0 if it has raised.
-/// `queue` gets the handle of the ticket's queue, serialized, which stays for as long as the ticket.
+/// Starts the collective that `call` describes, takes over the tensors, and returns its ticket; 0 if Python raised.
+/// `queue` gets the serialized handle of the ticket's queue, valid as long as the ticket.
 using Start = int64_t (*)(const char* call, int64_t length, int32_t count, const View* inputs, const char** queue,
                           int64_t* queue_nbytes);
-/// Gives the results of a ticket to `context`, or makes it fail.
+/// Sets the results of a ticket as outputs of `context`, or makes it fail.
 using Finish = void (*)(int64_t ticket, TF_OpKernelContext* context);
 
 Start start_in_python = nullptr;
@@ -116,7 +116,7 @@ View view_of(TF_Tensor* tensor) {
   return view;
 }
 
-/// The tickets of runs that are over. The output of a start is gone when its run has ended, in whatever way.
+/// The tickets of runs that are over. TensorFlow drops the output of a start when its run has ended in any way.
 class Ended {
  public:
   void add(int64_t ticket) {
@@ -143,7 +143,7 @@ Ended& ended() {
   return *tickets;
 }
 
-/// The memory of a start's output. TensorFlow copies what is aligned to less.
+/// The memory of a start's output. TensorFlow copies memory that is aligned to less.
 struct alignas(64) Ticket {
   int64_t number;
 };
@@ -165,7 +165,7 @@ void* make_start(TF_OpKernelConstruction* construction) {
 
 void remove_start(void* call) { delete static_cast<std::string*>(call); }
 
-/// An element of a tensor of strings as `TF_TString` lays it out: here, characters at some distance from itself.
+/// An element of a tensor of strings, as `TF_TString` lays it out, with the characters at an offset from itself.
 struct Text {
   uint32_t length_and_kind;
   uint32_t offset;
@@ -218,13 +218,9 @@ void start(void* argument, TF_OpKernelContext* context) {
     if (status.is_ok()) TF_SetOutput(context, 1, handle, status);
     TF_DeleteTensor(handle);
   }
-  TF_DeleteTensor(output);  // only now: without it the ticket is given up, and then its queue is no more
+  TF_DeleteTensor(output);  // last: without this reference the ticket could be given up, and its queue destroyed
   if (!status.is_ok()) TF_OpKernelContext_Failure(context, status);
 }
-
-void* make_finish(TF_OpKernelConstruction*) { return nullptr; }
-
-void remove_finish(void*) {}
 
 void finish(void*, TF_OpKernelContext* context) {
   Status status;
@@ -239,7 +235,7 @@ void finish(void*, TF_OpKernelContext* context) {
   finish_in_python(ticket, context);
 }
 
-/// Python sets the shapes that it knows.
+/// Python sets the known shapes.
 void infer_nothing(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
 }
@@ -275,8 +271,8 @@ int registered() {
   TF_RegisterKernelBuilder("HvdliteStart", TF_NewKernelBuilder("HvdliteStart", "CPU", make_start, start, remove_start),
                            status);
   if (!status.is_ok()) return TF_GetCode(status);
-  TF_RegisterKernelBuilder("HvdliteFinish",
-                           TF_NewKernelBuilder("HvdliteFinish", "CPU", make_finish, finish, remove_finish), status);
+  TF_RegisterKernelBuilder("HvdliteFinish", TF_NewKernelBuilder("HvdliteFinish", "CPU", nullptr, finish, nullptr),
+                           status);
   return TF_GetCode(status);
 }
 
@@ -287,7 +283,7 @@ const int registration = registered();
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-/// Tells the kernels whom to call. Returns the code of the error with which they could not be registered, or 0.
+/// Sets Python's functions. Returns 0, or the code of the error of the registration.
 EXPORTED int32_t hvdlite_tensorflow_connect(Start start, Finish finish) {
   start_in_python = start;
   finish_in_python = finish;
@@ -304,17 +300,17 @@ EXPORTED TF_Tensor* hvdlite_tensorflow_allocate(int32_t dtype, int32_t dimension
 
 EXPORTED void hvdlite_tensorflow_release(TF_Tensor* tensor) { TF_DeleteTensor(tensor); }
 
-/// Makes `tensor` the output `index` of a kernel that runs. Returns a code, 0 if it fits.
+/// Makes `tensor` the output `index` of a running kernel. Returns 0 or the code of an error.
 EXPORTED int32_t hvdlite_tensorflow_output(TF_OpKernelContext* context, int32_t index, const TF_Tensor* tensor) {
   Status status;
   TF_SetOutput(context, index, tensor, status);
   return TF_GetCode(status);
 }
 
-/// Writes at most `limit` tickets whose runs are over, each once. Returns how many.
+/// Writes at most `limit` tickets whose runs are over, each once. Returns their number.
 EXPORTED int32_t hvdlite_tensorflow_ended(int64_t* tickets, int32_t limit) { return ended().take(tickets, limit); }
 
-/// Makes a kernel that runs fail.
+/// Makes a running kernel fail.
 EXPORTED void hvdlite_tensorflow_fail(TF_OpKernelContext* context, int32_t code, const char* text) {
   Status status;
   TF_SetStatus(status, code, text);

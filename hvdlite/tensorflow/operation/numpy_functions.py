@@ -1,6 +1,6 @@
-"""Nodes that call Python: operations that every TensorFlow has, so that a graph of them can be loaded without hvdlite.
+"""Nodes that call Python: operations of TensorFlow itself, so a graph of them can be loaded without hvdlite.
 
-They find their functions by name, in each process that has imported `hvdlite.tensorflow`.
+They find their functions by name in each process that has imported `hvdlite.tensorflow`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvdlite.tensorflow.operation.calls import ARRAYS
 from hvdlite.tensorflow.operation.failing import failing
 from hvdlite.tensorflow.operation.pending import finish, iterator_of, start, whose_runs_are_over
 
-_ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
+_ALIGNMENT: Final = 64  # TensorFlow copies memory that is aligned to less
 _START: Final = "hvdlite_start"
 _ITERATOR: Final = "hvdlite_iterator"
 _FINISH: Final = "hvdlite_finish"
@@ -34,8 +34,8 @@ _IS_PROBE: Final = "hvdlite_is_probe"
 class NumpyFunctions:
     """The nodes of a collective in functions that TensorFlow runs.
 
-    What a function raises loses its class on the way, so another operation fails in its place (`Failing`), where there
-    can be one.
+    TensorFlow does not keep the class of an error of a Python function, so another operation fails first (`Failing`),
+    where it can be made.
     """
 
     def __init__(self) -> None:
@@ -51,28 +51,17 @@ class NumpyFunctions:
             return _finish_node(ticket, news, dtypes, is_last)
 
 
-class SessionFunctions:
-    """The nodes of a collective in a graph that a session runs.
+def session_nodes(text: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+    """Adds the three nodes of a collective in a graph that a session runs.
 
-    A session has resources of its own, and so does not find the queue of a ticket. An iterator brings its own with it,
-    wherever it was made, so the graph waits for one whose next element is that of the queue.
+    A session has its own resources, and does not find the queue of a ticket. So it waits for the next element of an
+    iterator over the queue, which works in every session and blocks no thread. Returns the results as a list, or the
+    operation if there are none.
     """
-
-    def start(self, text: str, tensors: Sequence[Any]) -> Any:
-        return _start_node(text, tensors)[0]
-
-    def wait(self, ticket: Any) -> Any:
-        """Adds the node that ends when there is news of the ticket. It keeps no thread of the session waiting."""
-        (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])
-        (news,) = tf.raw_ops.IteratorGetNext(iterator=iterator, output_types=[tf.bool], output_shapes=[[]])
-        return news
-
-    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Any:
-        """Adds the node that hands out the results of the ticket: a list, or of a call without any the operation."""
-        return _finish_node(ticket, news, dtypes, True)
-
-
-SESSION_FUNCTIONS: Final = SessionFunctions()
+    ticket, _ = _start_node(text, tensors)
+    (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])
+    (news,) = tf.raw_ops.IteratorGetNext(iterator=iterator, output_types=[tf.bool], output_shapes=[[]])
+    return _finish_node(ticket, news, dtypes, True)
 
 
 def _start_node(text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
@@ -89,8 +78,8 @@ def _finish_node(ticket: Any, news: Any, dtypes: Sequence[Any], is_stateful: boo
 def _start(text: bytes, *values: Any) -> Any:
     """Returns a ticket, and the serialized queue in which there will be news.
 
-    The ticket is an array that TensorFlow keeps as the memory of a tensor for as long as the run may need it, so a run
-    is over when the array is gone. Where TensorFlow would copy it, tickets of runs that fail elsewhere stay.
+    The ticket is an array that TensorFlow keeps as the memory of a tensor as long as the run may need it. So a run is
+    over when the array is freed. If TensorFlow copied it, tickets of runs that fail elsewhere would be kept for ever.
     """
     ticket = start(text, ARRAYS, [np.asarray(value) for value in values])
     array = _aligned(ticket.number)
@@ -108,11 +97,11 @@ def _finish(ticket: Any, news: Any) -> list[Any]:
     try:
         return [np.asarray(value) for value in finish(int(ticket[0]))]
     except (tf.errors.InvalidArgumentError, Mismatch) as error:
-        raise ValueError(str(error)) from None  # which makes the graph fail with InvalidArgumentError
+        raise ValueError(str(error)) from None  # makes the graph fail with InvalidArgumentError
 
 
 def _aligned(number: int) -> Any:
-    """Returns an array of ``number`` alone, whose memory TensorFlow can use as it is."""
+    """Returns an array of only ``number``, whose memory TensorFlow can use without a copy."""
     memory = np.zeros(_ALIGNMENT + 8, np.uint8)
     begin = -address_of(memory) % _ALIGNMENT
     array = memory[begin : begin + 8].view(np.int64)
@@ -122,7 +111,7 @@ def _aligned(number: int) -> Any:
 
 @cache
 def _keeps_arrays() -> bool:
-    """True if TensorFlow uses an array that a function returns as the memory of a tensor, as known versions do."""
+    """True if TensorFlow uses the memory of an array that a function returns, as known versions do."""
     with context.eager_mode():
         (tensor,) = tf.raw_ops.PyFunc(input=[], token=_PROBE, Tout=[tf.int64])
         (is_same,) = tf.raw_ops.PyFunc(input=[tensor], token=_IS_PROBE, Tout=[tf.bool])
@@ -130,9 +119,9 @@ def _keeps_arrays() -> bool:
 
 
 class _Reference(weakref.ref[Any]):
-    """A weak reference to the array of a ticket, which goes to ``_over`` when that is gone.
+    """A weak reference to the array of a ticket, which is appended to ``_over`` when the array is freed.
 
-    No Python runs then, since it might run a signal handler, whose exception would be lost.
+    No Python code runs then: during it a signal handler might run, whose exception would be lost.
     """
 
     __slots__ = ("number",)

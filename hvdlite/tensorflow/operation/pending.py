@@ -1,14 +1,14 @@
-"""Collectives that graphs have started: whoever starts one gets a ticket, for which it hands out the results.
+"""Collectives that graphs have started: each start gets a ticket, which later gives the results.
 
-A graph waits for a ticket in TensorFlow's own `QueueDequeue`: it keeps no thread waiting, and ends when the graph fails
-elsewhere. Each ticket in use has a queue of its own, and the end of its collective puts one element into it. The start
-passes the queue on as a value. So no two waits can be mixed up, whether they are in one graph, in two runs of it at
-once, or in a copy of it that a SavedModel has brought back. A session of TensorFlow 1 has resources of its own and
-takes the element from an iterator over the queue.
+A graph waits for a ticket in TensorFlow's own `QueueDequeue`: it blocks no thread, and ends when the graph fails
+elsewhere. Each ticket in use has its own queue. At the end of the collective one element is put into the queue. The
+start outputs the queue as a value. So waits cannot be mixed up, whether they are in one graph, in two concurrent runs
+of it, or in a copy of it from a SavedModel. A session of TensorFlow 1 has its own resources and takes the element from
+an iterator over the queue.
 
-A run that fails elsewhere never asks for its results. Either route notices when a run is over (`whose_runs_are_over`).
-Before the next collective its tickets are given up: what is still in flight stays so, for the other ranks, its result
-is dropped, and the next call of that name is submitted when it is done.
+A run that fails elsewhere never takes its results. Each route notices when a run is over (`whose_runs_are_over`). The
+next collective then gives up the tickets of such runs: a collective that is in flight stays so, for the other ranks,
+its result is dropped, and the next call of its name is submitted when it is done.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -31,24 +32,24 @@ from hvdlite.tensorflow.operation.errors import in_both, remember
 from hvdlite.tensorflow.operation.graphs import refuse_repeated
 
 NEWS: Final = [tf.bool]
-"""The types of an element of a queue."""
+"""The types of the elements of queues."""
 
 _numbers: Final = itertools.count(1)  # 0 is none
 _queue_numbers: Final = itertools.count(1)
 _tickets: Final[dict[int, Ticket]] = {}
 _free: Final[list[Queue]] = []
-"""Empty queues of tickets that are no more."""
+"""Empty queues, for further tickets."""
 
 whose_runs_are_over: Final[list[Callable[[], Iterable[int]]]] = []
-"""Return the numbers of tickets, each once. One function for each route."""
+"""A function for each route, which returns the numbers of tickets whose runs are over, each once."""
 
 
 class Queue:
-    """A queue of TensorFlow, for one ticket at a time: its handle, and that serialized, which any graph can parse."""
+    """A queue of TensorFlow, for one ticket at a time: its handle, also serialized, so that any graph can parse it."""
 
     def __init__(self) -> None:
         with context.eager_mode():
-            # TensorFlow says the name to whoever looks for it in a session.
+            # TensorFlow shows the name if a session does not find the queue.
             name = f"hvdlite {next(_queue_numbers)}, of functions that were traced in eager execution"
             self.handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
             self._iterator: Any = None
@@ -56,7 +57,7 @@ class Queue:
 
     @property
     def iterator(self) -> Any:
-        """An iterator whose elements are those of the queue."""
+        """An iterator over the elements of the queue."""
         with context.eager_mode():
             if self._iterator is not None and not self._is_sound():
                 self._iterator = None
@@ -66,14 +67,14 @@ class Queue:
 
     @cached_property
     def _elements(self) -> Any:
-        handle = self.handle  # the function must not refer to this object, or only the collector frees the threads
+        handle = self.handle  # not `self`, or only the garbage collector would free the iterator's threads
         taken = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: _dequeue(handle))
         options = tf.data.Options()
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return taken.with_options(options)
 
     def _is_sound(self) -> bool:
-        """False if the iterator is cancelled for good, as it is if a run fails elsewhere while it waits for it."""
+        """False if the iterator is cancelled for good, as after a run that failed elsewhere while it waited."""
         self.put()
         try:
             tf.raw_ops.IteratorGetNext(
@@ -98,7 +99,7 @@ def _dequeue(handle: Any) -> Any:
 
 
 def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
-    """Starts the call that ``text`` stands for and returns its ticket. An error is raised by `finish`."""
+    """Starts the call of ``text`` (see `encoded`) and returns its ticket. `finish` raises its errors."""
     give_up_ended()
     ticket = Ticket(next(_numbers), _any_queue())
     _tickets[ticket.number] = ticket
@@ -109,14 +110,14 @@ def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
         submit(handle)
     except Exception as error:
         ticket.error = error
-        ticket.tell()
+        ticket.notify()
     else:
         ticket.follow(handle, call, kind)
     return ticket
 
 
 def settle(number: int) -> None:
-    """Takes the results of a ticket of which there is news. Raises its error, and then the ticket is no more."""
+    """Takes the results of a ticket that has ended. Raises its error after removing the ticket."""
     ticket = _tickets[number]
     try:
         ticket.settle()
@@ -128,7 +129,7 @@ def settle(number: int) -> None:
 
 
 def finish(number: int) -> list[Any]:
-    """Returns the results of a ticket, which then is no more. Raises what `settle` raises."""
+    """Returns the results of a ticket and removes it. Raises what `settle` raises."""
     settle(number)
     ticket = _tickets[number]
     _leave(ticket)
@@ -136,7 +137,7 @@ def finish(number: int) -> list[Any]:
 
 
 def iterator_of(number: int) -> Any:
-    """Returns the handle of an iterator whose next element comes when there is news of a ticket."""
+    """Returns the handle of an iterator whose next element comes when the collective of a ticket has ended."""
     return _tickets[number].queue.iterator
 
 
@@ -148,42 +149,31 @@ def give_up_ended() -> None:
 
 
 def give_up(number: int) -> None:
-    """Lets go of a ticket whose run is over, if it never asked for the results."""
+    """Removes a ticket whose run is over, if it never took the results."""
     ticket = _tickets.pop(number, None)
     if ticket is None:
         return
     if ticket.give_up():
-        ticket.queue.destroy()  # the news may be in it
+        ticket.queue.destroy()  # it has an element
     else:
         _free.append(ticket.queue)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
-    """The waiter of a collective: `release` is called in threads of hvdlite as its tensors get done, one by one."""
+    """Waits for the tensors of a collective one by one: hvdlite's threads call `release` when one is done."""
 
-    __slots__ = (
-        "_call",
-        "_has_untaken_news",
-        "_is_given_up",
-        "_kind",
-        "_left",
-        "_telling",
-        "error",
-        "handle",
-        "number",
-        "queue",
-        "results",
-    )
-
-    def __init__(self, number: int, queue: Queue) -> None:
-        self._telling = threading.Lock()
-        self._has_untaken_news = self._is_given_up = False
-        self.number = number
-        self.queue = queue
-        self.handle: Handle[Any] | GroupHandle[Any] | None = None
-        self.error: Exception | None = None
-        self.results: list[Any] = []
-        self._left: Iterator[Handle[Any]] = iter(())
+    number: int
+    queue: Queue
+    handle: Handle[Any] | GroupHandle[Any] | None = None
+    error: Exception | None = None
+    results: list[Any] = field(default_factory=list)
+    _call: Call = field(init=False)
+    _kind: Tensors = field(init=False)
+    _left: Iterator[Handle[Any]] = field(init=False)
+    _notifying: threading.Lock = field(default_factory=threading.Lock)
+    _has_untaken_news: bool = False
+    _is_given_up: bool = False
 
     def follow(self, handle: Handle[Any] | GroupHandle[Any], call: Call, kind: Tensors) -> None:
         self._call, self._kind = call, kind
@@ -195,19 +185,19 @@ class Ticket:
         for handle in self._left:
             if not handle.is_done:
                 assert handle.group is not None
-                handle.group.watch(handle, self)  # and so calls this again, perhaps at once
+                handle.group.watch(handle, self)  # which calls `release` again, perhaps at once
                 return
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
-        with self._telling:
+    def notify(self) -> None:
+        with self._notifying:
             if self._is_given_up:
                 return
             self._has_untaken_news = True
             try:
                 self.queue.put()
-            except Exception:  # in a thread that other ranks wait for
-                logger.exception("hvdlite cannot tell TensorFlow that a collective has ended")
+            except Exception:  # this thread must go on, because other ranks wait for it
+                logger.exception("hvdlite cannot notify TensorFlow of the end of a collective")
 
     def settle(self) -> None:
         """Waits for the results, or raises the error."""
@@ -219,8 +209,8 @@ class Ticket:
             self.handle = None
 
     def give_up(self) -> bool:
-        """Abandons the collective, and keeps `tell` from telling. True if it has told and nobody has settled."""
-        with self._telling:
+        """Abandons the collective, and disables `notify`. Returns True if the queue has an element."""
+        with self._notifying:
             self._is_given_up = True
             if self.handle is not None:
                 abandon(self.handle)
@@ -229,7 +219,7 @@ class Ticket:
 
 
 def _leave(ticket: Ticket) -> None:
-    """Ends a ticket that is settled, whose queue so is empty."""
+    """Removes a settled ticket, whose queue is empty."""
     del _tickets[ticket.number]
     _free.append(ticket.queue)
 

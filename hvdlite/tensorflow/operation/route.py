@@ -29,21 +29,21 @@ class Route(Protocol):
         """Adds the node that starts the call of ``text`` (see `encoded`). Returns a ticket and its serialized queue."""
 
     def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Sequence[Any]:
-        """Adds the node that hands out the results of the ticket, once there is news.
+        """Adds the node that returns the results of the ticket after ``news``.
 
-        With its queue in ``queues`` it is in no order with nodes that do not need the results.
+        With its queue in ``queues``, TensorFlow does not order it with nodes that do not need the results.
         """
 
 
 def know_operations() -> None:
-    """Lets TensorFlow load graphs of other processes, which have operations of either route, where it can."""
+    """Lets TensorFlow load graphs of other processes with operations of either route, where it can."""
     failing()
-    with _choosing, suppress(CannotCompile, OSError, tf.errors.OpError):  # which `route` tells who needs them
+    with _choosing, suppress(CannotCompile, OSError, tf.errors.OpError):  # `route` raises or logs it when necessary
         _compiled()
 
 
 def route() -> Route:
-    """Returns the route of this session, as ``HVDLITE_TENSORFLOW_ROUTE`` says."""
+    """Returns the route of this session, by ``HVDLITE_TENSORFLOW_ROUTE``."""
     with _choosing:
         return _route(current().options.tensorflow_route)
 

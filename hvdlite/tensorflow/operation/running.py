@@ -16,7 +16,7 @@ from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
 from hvdlite.tensorflow.operation.errors import in_both, remember
 from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, note_function, refuse_other_graphs, session_graph
-from hvdlite.tensorflow.operation.numpy_functions import SESSION_FUNCTIONS
+from hvdlite.tensorflow.operation.numpy_functions import session_nodes
 from hvdlite.tensorflow.operation.pending import NEWS, give_up_ended
 from hvdlite.tensorflow.operation.route import route
 
@@ -26,7 +26,7 @@ def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
     if tf.executing_eagerly():
         try:
             return _run_at_once(call, tensors)
-        except (HvdError, ValueError) as error:
+        except (HvdError, ValueError) as error:  # not `raising_both`, which costs more where nothing fails
             raise in_both(error) from error.__cause__
     try:
         return _add_nodes(call, tensors)
@@ -38,7 +38,7 @@ def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
     _refuse_other_dtypes(tensors)
-    give_up_ended()  # one of them may have this name
+    give_up_ended()  # a ticket may have this name
     handle = call.draft(ARRAYS, [np.asarray(tensor.numpy()) for tensor in tensors])
     found = call.results(ARRAYS, handle, run_handle(handle))
     dtypes = _dtypes_of(call, tensors)
@@ -52,13 +52,13 @@ def _refuse_other_dtypes(tensors: Sequence[Any]) -> None:
 
 
 def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Adds nodes of which the first starts the collective."""
+    """Adds the nodes of the collective, and returns their results."""
     _refuse_other_dtypes(tensors)
     graph = tf.compat.v1.get_default_graph()
     refuse_other_graphs(graph)
     outer, dtypes = session_graph(), _dtypes_of(call, tensors)
     results = _in_function(call, tensors, dtypes, graph) if outer is None else _in_session(call, tensors, dtypes, outer)
-    if not dtypes:  # then it is a node without outputs
+    if not dtypes:  # a node without outputs
         return [results] if outer is not None and call.is_meeting else []
     for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
         result.set_shape(shape)
@@ -66,13 +66,13 @@ def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _in_function(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph: Any) -> Any:
-    """Adds three nodes, of which the first starts the collective, in the order of the program.
+    """Adds three nodes. The first starts the collective, in the order of the program.
 
     Only what needs the results waits for the other two: TensorFlow keeps operations with state in order unless they
-    have a resource, which here is the queue. What follows a meeting in the program waits for it, so that has none.
+    have a resource, here the queue. What follows a meeting in the program waits for it, so a meeting has no resource.
     """
     nodes = route()
-    name, waits = dict(call.arguments).get("name"), _waits.setdefault(graph, {})
+    name, waits = call.arguments.get("name"), _waits.setdefault(graph, {})
     before = waits.get((name, call.process_set))
     with tf.name_scope(f"{SCOPE}{call.form}"):
         with tf.control_dependencies([graph.get_operation_by_name(before)] if before else []):
@@ -86,15 +86,11 @@ def _in_function(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], grap
 
 
 def _in_session(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph: Any) -> Any:
-    """Adds three nodes, which are in no order with others: a session runs what it is asked for as that gets ready.
-
-    So the call has a name that no other one of the graph has.
-    """
+    """Adds three nodes, which a session runs in no order with other nodes. So the call has a name of its own."""
     text = encoded(named_in(graph, call))
     note_function(text, graph)
     with tf.name_scope(f"{SCOPE}{call.form}"):
-        ticket = SESSION_FUNCTIONS.start(text, tensors)
-        return SESSION_FUNCTIONS.finish(ticket, SESSION_FUNCTIONS.wait(ticket), dtypes)
+        return session_nodes(text, tensors, dtypes)
 
 
 def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -107,7 +103,7 @@ def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _shapes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """The shapes of the results, as far as they are known before it runs."""
+    """The shapes of the results, as far as they are known before the call runs."""
     if call.form == "alltoall":
         return [_any_rows(tensors[0].shape), [None]]
     if call.form == "join":
@@ -124,4 +120,4 @@ def _any_rows(shape: Any) -> Any:
 
 
 _waits: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ProcessSet], str]] = weakref.WeakKeyDictionary()
-"""The nodes of each graph that wait for a collective with a name. The next one of that name starts after it."""
+"""The node of each graph that waits for the last collective of a name. The next one of that name starts after it."""

@@ -1,1 +1,1 @@
-"""Gradients of a step, reduced over all ranks: those of a tape, and of optimizers of TensorFlow 1."""
+"""Reduces the gradients of a step over all ranks: of a tape, and of optimizers of TensorFlow 1."""

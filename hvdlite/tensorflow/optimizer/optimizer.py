@@ -1,4 +1,4 @@
-"""Horovod's `DistributedOptimizer` of TensorFlow: that of Keras, and one for optimizers of TensorFlow 1."""
+"""Horovod's `DistributedOptimizer` of TensorFlow, for optimizers of Keras and of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.ops import Adasum, Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives.compression import Compression
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.tensorflow.optimizer.tensorflow_1 import Steps, distributed
 from hvdlite.training.buckets import Groups, merged
@@ -32,12 +32,12 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer, of Keras or of TensorFlow 1, reduce its gradients over all ranks before it applies them.
 
-    A Keras optimizer is returned itself, as by `hvdlite.keras.DistributedOptimizer`, whose arguments these are in
-    Horovod's order for TensorFlow. For one of TensorFlow 1 another is returned, which shares its state and is of a
-    subclass of its class. There ``groups`` are a number of collectives, or lists of the variables that travel together;
-    ``backward_passes_per_step`` gradients are summed on their rank, in local variables, or averaged with
-    ``average_aggregated_gradients``, and reduced and applied once; and ``op=hvd.Adasum`` combines the steps that ranks
-    take on their own gradients. ``name``, ``use_locking`` and the devices are accepted for Horovod scripts.
+    Returns a Keras optimizer itself, as `hvdlite.keras.DistributedOptimizer` does, which has these arguments too. For
+    an optimizer of TensorFlow 1, returns another one that shares its state and is of a subclass of its class. There
+    ``groups`` are a number of collectives, or lists of variables that travel together; ``backward_passes_per_step``
+    gradients are summed locally, or averaged with ``average_aggregated_gradients``, and reduced and applied once; and
+    ``op=hvd.Adasum`` combines the steps that ranks take on their own gradients. ``name``, ``use_locking`` and the
+    devices are accepted for Horovod scripts.
 
     Raises ValueError for invalid arguments.
     """
@@ -45,7 +45,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if op == Adasum and average_aggregated_gradients:
             raise ValueError("average_aggregated_gradients does not go with op=hvd.Adasum, which reduces no gradients")
-        is_adasum = op == Adasum  # whose steps of local variables are those of their rank
+        is_adasum = op == Adasum  # its steps of local variables are not scaled
         how = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
         reduction = GradientReduction(*how, scales_local=scale_local_gradients and not is_adasum)
         passes = backward_passes_per_step, average_aggregated_gradients

@@ -1,6 +1,6 @@
-"""Sums of gradients on a rank, which are reduced every few passes, for optimizers of TensorFlow 1.
+"""Local sums of gradients, which are reduced every few passes, for optimizers of TensorFlow 1.
 
-Those of Keras have ``gradient_accumulation_steps``.
+Keras's optimizers have ``gradient_accumulation_steps``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.tensorflow.operation.autograph import converted
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensorflow.optimizer.reduction import divided
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 class LocalGradientAggregationHelper:
-    """Adds up the gradients of ``backward_passes_per_step`` passes and hands them to ``allreduce_func`` together.
+    """Adds up the gradients of ``backward_passes_per_step`` passes and passes the sums to ``allreduce_func``.
 
-    That takes gradients and variables. With ``average_aggregated_gradients`` its results are divided by the number of
-    passes. It works eagerly, inside `tf.function` and in graphs for sessions. ``rank``, ``optimizer_type`` and ``name``
-    are accepted for Horovod scripts. Raises ValueError for sparse gradients unless ``sparse_as_dense`` is set.
+    That function takes gradients and variables. With ``average_aggregated_gradients`` its results are divided by the
+    number of passes. Works eagerly, inside `tf.function` and in graphs for sessions. ``rank``, ``optimizer_type`` and
+    ``name`` are accepted for Horovod scripts. Raises ValueError for sparse gradients unless ``sparse_as_dense`` is set.
     """
 
     _OPTIMIZER_TYPE_KERAS: Final = "optimizer_type_keras"
@@ -58,10 +58,13 @@ class LocalGradientAggregationHelper:
         self._local.append(var)
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Adds ``grads`` of ``vars`` to the sums, and returns those: every few passes reduced, and then cleared."""
+        """Adds ``grads`` of ``vars`` to the sums and returns the sums, in the last pass reduced, and then cleared."""
         dense = [self._dense(gradient) for gradient in grads]
         present = [index for index, gradient in enumerate(dense) if gradient is not None]
-        sums = [self._sum_of(index, dense[index].dtype, vars[index].shape) for index in present]
+        for index in present:
+            if index not in self.locally_aggregated_grads:
+                self.locally_aggregated_grads[index] = _local_variable(vars[index].shape, dense[index].dtype)
+        sums = [self.locally_aggregated_grads[index] for index in present]
         with tf.control_dependencies(self._initialized()):
             added = [total.assign_add(dense[index]) for total, index in zip(sums, present, strict=True)]
         with tf.control_dependencies(added):
@@ -80,7 +83,7 @@ class LocalGradientAggregationHelper:
         return [by_index.get(index) for index in range(len(dense))]
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``apply_grads_closure`` in the pass in which gradients were reduced, and else counts an iteration.
+        """Calls ``apply_grads_closure`` in the pass that reduced gradients; counts an iteration in the others.
 
         ``args`` begin with the pairs of gradients and variables. The variable ``global_step`` counts all passes.
         """
@@ -98,7 +101,7 @@ class LocalGradientAggregationHelper:
         return tf.cond(is_last, apply, count)
 
     def _initialized(self) -> list[Any]:
-        """Returns what a graph for sessions waits for: programs initialize global variables, and may forget these."""
+        """Initializes the variables in a graph for sessions, because programs may initialize global variables only."""
         if session_graph() is None:
             return []
         variables = [self.counter, *self.locally_aggregated_grads.values()]
@@ -114,11 +117,6 @@ class LocalGradientAggregationHelper:
         if not self.sparse_as_dense:
             raise ValueError("tf.IndexedSlices cannot be added up here; pass sparse_as_dense=True")
         return tf.convert_to_tensor(gradient)
-
-    def _sum_of(self, index: int, dtype: Any, shape: Any) -> Any:
-        if index not in self.locally_aggregated_grads:
-            self.locally_aggregated_grads[index] = _local_variable(shape, dtype)
-        return self.locally_aggregated_grads[index]
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         local = {id(variable) for variable in self._local}
@@ -136,7 +134,7 @@ class LocalGradientAggregationHelper:
 
 
 def _local_variable(shape: Any, dtype: Any) -> Any:
-    """Returns a variable of zeros that is in no checkpoint, and has a name that changes none of the user's."""
+    """Returns a variable of zeros that is in no checkpoint and changes no name of the user's variables."""
     collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
     with tf.init_scope():
         zeros = tf.zeros(shape, dtype)

@@ -14,14 +14,14 @@ from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allredu
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.explanations import ABSENT, explain
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 
 class GradientReduction:
-    """How gradients are reduced; called with those of a step, and their variables.
+    """How gradients are reduced. Call it with the gradients of a step and their variables.
 
-    Gradients that are None stay None: if that differs between ranks, all of them raise a `Mismatch`. Those of
-    ``local`` variables stay on their rank, divided by the number of ranks unless ``scales_local`` is False.
+    Gradients that are None stay None; if ranks differ in this, all raise `Mismatch`. Gradients of ``local`` variables
+    stay on their rank, divided by the number of ranks unless ``scales_local`` is False.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class GradientReduction:
         self.local: list[Any] = []
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        found = [self._as_sent(gradient) for gradient in gradients]
+        found = list(gradients)
+        if self._sparse_as_dense:
+            found = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in found]
         group = group_with_peers(self._process_set)
         if group is None:
             return found
@@ -75,12 +77,8 @@ class GradientReduction:
         for index in sparse:
             found[index] = allreduce(found[index], name=f"{name}.rows[{bucket.index(index)}]", **how)
 
-    def _as_sent(self, gradient: Any) -> Any:
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        return tf.convert_to_tensor(gradient) if is_sparse and self._sparse_as_dense else gradient
-
     def _buckets(self, variables: Sequence[Any], indices: Sequence[int]) -> list[list[int]]:
-        """The positions of the variables that are reduced together; all of them, unless the user has groups."""
+        """Returns the positions of variables that are reduced together: all of them unless the user has groups."""
         if self._groups is None:
             return [list(indices)]
         members = {id(variables[index]): _Member(variables[index], index) for index in indices}
@@ -97,7 +95,7 @@ def _absent(variable: Any) -> Any:
 
 
 class _Member:
-    """A variable, which need not be hashable, by its identity."""
+    """A variable by its identity, because it need not be hashable."""
 
     def __init__(self, variable: Any, index: int) -> None:
         self.variable = variable
@@ -116,15 +114,15 @@ def divided(gradient: Any, count: int) -> Any:
 
 
 def _ordinal(group: Group, first: Any) -> int:
-    """Returns the number of a list of variables by its first one: of those that were reduced here before it.
+    """Returns the number of a list of variables, known by its first one, in the order of their first reductions.
 
-    So names are the same on all ranks that reduce the gradients of their models in one order for the first time,
-    however the framework has called the variables, and in graphs as in eager execution. A graph for sessions may have
-    several reductions of one list, in no order, so each is a list of its own.
+    So names are the same on ranks that first reduce the gradients of their models in one order, whatever the
+    framework calls the variables, in graphs and in eager execution. A graph for sessions may have several reductions of
+    one list, in no order, so each counts as a list of its own.
     """
     numbers, known = _ordinals.setdefault(group, (itertools.count(), {}))
     for key in [key for key, (place, _) in known.items() if place() is None]:
-        del known[key]  # whose place in memory another variable may have
+        del known[key]  # another variable may have its place in memory
     if id(first) not in known or session_graph() is not None:
         known[id(first)] = weakref.ref(first), next(numbers)
     return known[id(first)][1]

@@ -1,4 +1,4 @@
-"""Tapes whose gradients are those of all ranks."""
+"""Tapes whose gradients are reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives.compression import Compression
+from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.training.buckets import Groups, merged
 
@@ -56,8 +56,8 @@ def DistributedGradientTape(
 
     All gradients travel in one collective, or in one for each of ``groups``: a number, or lists of variables.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed, and by size / f after it. Sparse
-    gradients stay sparse unless ``sparse_as_dense`` is set. A rank outside ``process_set`` keeps its own. The result of
-    one list of variables travels under the same name in each step, and lists are numbered as they come up first.
+    gradients stay sparse unless ``sparse_as_dense`` is set. A rank outside ``process_set`` keeps its own. Lists of
+    variables are numbered in the order of their first reductions, for names that are the same in each step.
     """
     together = merged(groups, num_groups)
     arguments = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
@@ -82,16 +82,9 @@ def PartialDistributedGradientTape(
 
     They are divided by the number of ranks unless ``scale_local_gradients`` is False.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=merged(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    together = merged(groups, num_groups)
+    arguments = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
+    tape = _DistributedGradientTape(gradtape, GradientReduction(*arguments, scale_local_gradients))
     is_one = local_layers is not None and not isinstance(local_layers, (list, tuple, set))
     for layer in [local_layers] if is_one else local_layers or ():
         for variable in layer.trainable_weights:

@@ -17,8 +17,7 @@ Pairs = Sequence[tuple[Any, Any]]
 def distributed(optimizer: Any, steps: Steps) -> Any:
     """Returns an optimizer with the state of ``optimizer``, of a subclass of its class that takes ``steps``.
 
-    Both names stand for one state, so slots and variables are called as ever, and checkpoints are those of training
-    without hvdlite.
+    Both objects have one state, so slots and variables keep their names, and checkpoints are as without hvdlite.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
@@ -33,7 +32,7 @@ def distributed(optimizer: Any, steps: Steps) -> Any:
 class Steps:
     """How an optimizer reduces gradients and applies them.
 
-    With ``combines_steps`` it takes the step of its own gradients, and reduces what that adds to the variables.
+    With ``combines_steps`` it takes the step on its own gradients, and reduces the changes of the variables.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Steps:
         return self._helper(reduce, variables).compute_gradients(gradients, variables)
 
     def applied(self, step: Callable[..., Any], pairs: Pairs, global_step: Any, name: str | None) -> Any:
-        """Calls ``step``, which applies gradients, in the pass in which they were reduced."""
+        """Calls ``step``, which applies gradients, in the pass that reduced them."""
 
         def apply() -> Any:
             take = self._combined if self._combines_steps else _taken
@@ -67,9 +66,9 @@ class Steps:
         return tf.group(helpers[0].apply_gradients(apply, None, pairs, global_step=global_step), name=name)
 
     def _helper(self, reduce: Callable[..., Any], variables: Sequence[Any]) -> LocalGradientAggregationHelper:
-        """Returns what adds up the gradients: in a graph for sessions a new one, since each loss has sums of its own.
+        """Returns the helper that adds up the gradients of ``variables``.
 
-        Elsewhere each pass calls this.
+        In a graph for sessions it is new, because each loss has sums of its own. Elsewhere each pass calls this.
         """
         known = {id(self._helpers.get(variable.ref())) for variable in variables}
         if session_graph() is not None or len(known) > 1 or known == {id(None)}:
@@ -93,7 +92,7 @@ class _Distributed:
     """The front class of an optimizer."""
 
     _hvdlite: ClassVar[Steps]
-    _optimizer: ClassVar[Any]  # the user's own, by the name that programs written for Horovod know
+    _optimizer: ClassVar[Any]  # the user's own; programs written for Horovod know this name
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Computes the gradients and reduces them over all ranks. Like the optimizer's own."""

@@ -1,8 +1,8 @@
-"""Torch tensors, of the CPU and of GPUs, as buffers.
+"""Torch tensors, on the CPU and on GPUs, as buffers.
 
-A tensor's memory is not always what `data_ptr` says: its values may be the negatives or conjugates of what lies there,
-it may wrap other tensors, or have no memory at all. Most tensors are plain, and found to be in a few looks. All others
-take the slow path: forms that only read get copies, and unsupported tensors are refused.
+A tensor's memory is not always what `data_ptr` returns: its values may be the negatives or conjugates of the memory's,
+it may wrap other tensors, or have no memory at all. Most tensors are plain, which takes a few checks. All others take
+the slow path: forms that only read get copies, and unsupported tensors are refused.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TensorAdapter:
                     if tensor.is_cuda:
                         return address, dtype, tensor.shape, *memory_on_gpu(tensor)
         except (KeyError, RuntimeError):
-            pass  # errors below are raised without this one as their context
-        return _looked_at(tensor, is_written)
+            pass  # so that errors below do not have this one as their context
+        return _checked_buffer(tensor, is_written)
 
     def of_number(self, value: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]] | None:
         array = array_of(value)
@@ -72,16 +72,18 @@ class TensorAdapter:
         return tensor, convert
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
-        if shape == like.shape and type(like) in _PLAIN:  # half the time
+        if shape == like.shape and type(like) in _PLAIN:  # takes half the time
             output = torch.empty_like(like, memory_format=torch.contiguous_format)
-        else:  # the device is named because torch.set_default_device counts for one thread only
+        else:  # the device is given because torch.set_default_device is for one thread only
             output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
         try:
             if type(output) is torch.Tensor and ((address := output.data_ptr()) or not output.numel()):
                 return output, address
         except RuntimeError:
             pass
-        return _empty_in_memory(shape, like)
+        with _in_memory():
+            output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
+        return output, output.data_ptr()
 
     def counts(self, values: Sequence[int]) -> torch.Tensor:
         with _in_memory():
@@ -91,7 +93,7 @@ class TensorAdapter:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Returns ``tensor`` itself if its memory holds its values, contiguous and aligned, or else a copy.
 
-    A tensor without memory is returned as it is, to be refused later.
+    Returns a tensor without memory as it is; it is refused later.
     """
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
@@ -120,7 +122,7 @@ def _advice(thing: object) -> str:
     return "torch.tensor([x]) makes one of one row" if is_number else "torch.as_tensor(x) makes one"
 
 
-def _looked_at(tensor: torch.Tensor, is_written: bool) -> Buffer:
+def _checked_buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
     if not isinstance(tensor, torch.Tensor):
         raise NotAnArray(f"expected a torch tensor, got {type(tensor).__name__}; {_advice(tensor)}")
     with torch._C.DisableTorchFunctionSubclass():
@@ -165,7 +167,7 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
 
 
 def _refusal(tensor: torch.Tensor) -> str:
-    """Explains why ``tensor`` has no memory to send; empty if it has."""
+    """Returns why ``tensor`` has no memory to send; empty if it has."""
     if _is_wrapper(tensor):
         return f"a tensor {_advice_on_wrapper(tensor)}"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -186,7 +188,7 @@ def _refusal(tensor: torch.Tensor) -> str:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """True for subclasses, of the user or of torch, that define their tensors without memory of their own."""
+    """True for subclasses, the user's or torch's, whose tensors have no memory of their own."""
     dispatch = getattr(type(tensor), "__torch_dispatch__", None)
     if dispatch is None or dispatch is torch.Tensor.__torch_dispatch__:
         return False
@@ -226,12 +228,6 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 def _element_type(dtype: torch.dtype) -> ElementType:
     return _DTYPES[dtype] if dtype in _DTYPES else Opaque(str(dtype).removeprefix("torch."), dtype.itemsize)
-
-
-def _empty_in_memory(shape: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
-    with _in_memory():
-        output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
-    return output, output.data_ptr()
 
 
 def _place_of(tensor: torch.Tensor) -> torch.device | str:

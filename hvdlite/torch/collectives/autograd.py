@@ -1,15 +1,15 @@
 """Gradients of collectives: the blocking forms that return a new tensor are nodes of torch's graph.
 
-The gradient of a collective is another collective, which runs when backward reaches the node. It is named after the
-first one, so it matches that of the other ranks, whatever else they do. Blocking collectives end in the same order on
-all ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient
-on all ranks or on none; and where they do, every rank lets its result, even an empty one, reach the loss.
+The gradient of a collective is another collective, which runs when backward reaches the node. Its name is derived from
+the name of the first one, so ranks match it whatever else they do. Blocking collectives end in the same order on all
+ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient on
+all ranks or on none; and where they do, every rank uses the result, even an empty one, in its loss.
 
-Where Horovod has a gradient, this is the same, even if it is that of the average of all ranks' losses (`allgather`,
-`broadcast`) or scaled (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
+Where Horovod has a gradient, this is the same: the derivative of the average of all ranks' losses (`allgather`,
+`broadcast`), or a scaled one (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
 
-`differentiable` gives a blocking form a *rule* (see `derivatives`), which takes the forward call and the gradients of
-its results, and returns those of its inputs. If no gradient is needed, the method is the plain form.
+`differentiable` gives a blocking form a *rule* (see `derivatives`). A rule takes the forward call and the gradients of
+its results, and returns the gradients of its inputs. If no gradient is needed, the form runs as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -25,22 +25,17 @@ from torch.autograd.function import once_differentiable
 from hvdlite.ops import Collectives, GroupHandle, Handle, group_of
 from hvdlite.ops.handles import run
 from hvdlite.session import rank
-from hvdlite.torch.collectives.compression import NoneCompressor
+from hvdlite.training.compression import NoneCompressor
 
 Tensors = tuple[torch.Tensor, ...]
 Form = TypeVar("Form", bound=Callable[..., Any])
 
 
-class Receipt(Protocol):
-    """The properties of a tensor that went forward. A `Handle` has them."""
+class Receipt(NamedTuple):
+    """How a tensor went forward: the name by which ranks matched it, and the rows from each rank."""
 
-    @property
-    def name(self) -> str:
-        """The name by which ranks matched it."""
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The rows from each rank, if their numbers may differ."""
+    name: str
+    rows: tuple[int, ...] = ()
 
 
 class Call(NamedTuple):
@@ -49,37 +44,32 @@ class Call(NamedTuple):
     collectives: Collectives[torch.Tensor]
     arguments: dict[str, Any]
     shapes: list[torch.Size]
-    handles: Sequence[Receipt]
+    receipts: Sequence[Receipt]
 
     def of(self, members: Sequence[int]) -> Call:
         """Returns the same call of some tensors of a group."""
         shapes = [self.shapes[index] for index in members]
-        return self._replace(shapes=shapes, handles=[self.handles[index] for index in members])
+        return self._replace(shapes=shapes, receipts=[self.receipts[index] for index in members])
 
     @property
     def meeting(self) -> dict[str, Any]:
-        """The arguments that every collective takes, for that of the gradient."""
-        return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
+        """The arguments that every collective takes, for the gradient's collective."""
+        return {"name": f"{self.receipts[0].name}.backward", "process_set": self.arguments["process_set"]}
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
         """The rows of each result that came from each rank."""
-        return [handle.rows for handle in self.handles]
+        return [receipt.rows for receipt in self.receipts]
 
     @property
     def root(self) -> dict[str, Any]:
-        """The arguments that every collective takes, and the root."""
+        """The arguments of `meeting`, and the root."""
         return {"root_rank": self.arguments["root_rank"], **self.meeting}
 
     @property
     def is_root(self) -> bool:
         """True on the root."""
         return bool(self.arguments["root_rank"] == rank())
-
-    @property
-    def own_index(self) -> int:
-        """This rank's index in the process set."""
-        return group_of(self.arguments["process_set"]).rank
 
 
 Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
@@ -97,7 +87,7 @@ def run_draft(
 def differentiable(blocking: Form, rule: Rule) -> Form:
     """Gives ``blocking``, a method of `Collectives`, a gradient by ``rule``.
 
-    With compression, autograd differentiates ``compress`` and ``decompress``, which run outside of the node.
+    Autograd differentiates ``compress`` and ``decompress``, which run outside of the node.
     """
     signature = inspect.signature(blocking)
     subject = list(signature.parameters)[1]
@@ -136,10 +126,6 @@ def _requires_grad(tensors: Any) -> bool:
     return isinstance(tensors, torch.Tensor) and tensors.requires_grad
 
 
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 class _Crossing(torch.autograd.Function):
     """The node of one call: all of its tensors cross to other ranks, forward and backward."""
 
@@ -155,7 +141,8 @@ class _Crossing(torch.autograd.Function):
     ) -> Tensors:
         handle, results = run_draft(collectives, form, list(tensors) if is_list else tensors[0], **arguments)
         handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
-        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
+        receipts = [Receipt(each.name, each.rows) for each in handles]
+        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], receipts)
         context.rule = rule
         if results is None:  # a send
             return (tensors[0].new_zeros(()),)
@@ -168,16 +155,14 @@ class _Crossing(torch.autograd.Function):
 
 
 def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
-    """Returns the gradients of a call's inputs by ``rule``, from those of its results."""
+    """Returns the gradients of a call's inputs by ``rule``, from the gradients of its results."""
     contiguous = tuple(gradient.contiguous() for gradient in gradients)
-    floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
+    floating = [index for index, each in enumerate(contiguous) if each.is_floating_point() or each.is_complex()]
     if len(floating) == len(call.shapes):
         return list(rule(call, contiguous))
     found: list[torch.Tensor | None] = [None] * len(call.shapes)
     if floating:  # a group with integers, which have no gradient
-        of_floating = call.of(floating)
-        for index, gradient in zip(
-            floating, rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
-        ):
+        results = rule(call.of(floating), tuple(contiguous[index] for index in floating))
+        for index, gradient in zip(floating, results, strict=True):
             found[index] = gradient
     return found

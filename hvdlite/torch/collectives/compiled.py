@@ -1,8 +1,8 @@
 """Blocking collectives for `torch.compile`: calls of the torch operators that `operators` registers.
 
-This is the only code of ours that dynamo traces. A form in a graph binds its arguments to the parameters of the eager
-form, and calls the operator for its kind of result. A graph does not take process sets, compression, ``average``, and
-arguments that are not plain. For these the graph ends, and the collective is called as it is.
+This is hvdlite's only code that dynamo traces. A form in a graph binds its arguments to the parameters of the eager
+form, and calls the operator for its kind of result. Process sets, compression, ``average``, and arguments that are not
+plain end the graph, and the eager form runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lamb
 
 
 def with_graphs(collectives: Class) -> Class:
-    """Returns the class itself, whose blocking forms are operators in graphs from now on."""
+    """Makes the blocking forms of a class operators in graphs, and returns the class."""
     for name, form in FORMS.items() if HAS_OPERATORS else ():
         is_agreed = form.collective.result is Result.AGREED
         if form.is_blocking and form.collective.is_public and not (is_agreed and form.collective.is_grouped):
@@ -63,7 +63,7 @@ def _with_graph(eager: Callable[..., Any], form: Form) -> Callable[..., Any]:
 def _bound(
     names: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the arguments by name; None if they do not fit the parameters, which the eager form then refuses."""
+    """Returns the arguments by name; None if they do not fit the parameters, so that the eager form refuses them."""
     given = dict(zip(names, args))  # noqa: B905 - traced
     if len(args) > len(names) or any(key in given or key not in names for key in kwargs):
         return None
@@ -72,26 +72,30 @@ def _bound(
 
 
 def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any], Any]) -> Any:
-    """Runs a collective whose result has a known shape. Returns None if a graph does not take it."""
+    """Adds a collective whose result has a known shape. Returns None if a graph does not take it."""
     tensors = given["tensors"] if "tensors" in given else [given["tensor"]]
     if given.get("average") is not None or given.get("compression") is not None:
         return None
-    op = given.get("op", Average)
-    reduction = (Average if op is None else op, given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0))
+    op = Average if given.get("op") is None else given["op"]
+    prescale, postscale = given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0)
     rank = given.get("root_rank", given.get("rank", 0))
-    if not _are_plain(tensors, given["name"], given["process_set"], *reduction, rank):
+    if not _are_plain(tensors, given, rank, op, prescale, postscale):
         return None
     shapes = shapes_of(tensors, rank)
     if shapes is None:
         return None
-    results = _known(name, tensors, shapes, given["name"], *reduction, rank)
+    call = (name, given["name"], op, float(prescale), float(postscale), rank)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        results = list(_Known.apply(call, shapes, *tensors))  # type: ignore[no-untyped-call]
+    else:
+        results, _ = _run(call, shapes, tensors)
     return results if "tensors" in given else results[0]
 
 
 def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
-    """Runs a collective whose rows other ranks decide, as `_run_here` does."""
+    """Adds a collective whose rows depend on other ranks. Returns None if a graph does not take it."""
     tensor, splits, rank = given["tensor"], given.get("splits"), given.get("root_rank", 0)
-    if not _are_plain([tensor], given["name"], given["process_set"], rank=rank):
+    if not _are_plain([tensor], given, rank):
         return None
     if not (splits is None or isinstance(splits, list)):
         return None
@@ -102,7 +106,7 @@ def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
 
 
 def _overwritten(given: Mapping[str, Any], result: Any) -> Any:
-    """Copies the result into the input, and returns that."""
+    """Copies the result into the input, and returns the input."""
     if result is None:
         return None
     if "tensors" not in given:
@@ -127,20 +131,14 @@ barrier.__doc__ = ops.barrier.__doc__
 
 
 def _are_plain(
-    tensors: Any,
-    name: Any,
-    process_set: Any,
-    op: Any = 0,
-    prescale: Any = 1.0,
-    postscale: Any = 1.0,
-    rank: Any = 0,
+    tensors: Any, given: Mapping[str, Any], rank: Any, op: Any = 0, prescale: Any = 1.0, postscale: Any = 1.0
 ) -> bool:
     return (
-        process_set is global_process_set
+        given["process_set"] is global_process_set
         and isinstance(tensors, (list, tuple))
         and len(tensors) > 0
         and all(isinstance(each, torch.Tensor) and each.layout is torch.strided and each.is_cpu for each in tensors)
-        and (name is None or isinstance(name, str))
+        and (given["name"] is None or isinstance(given["name"], str))
         and isinstance(op, int)
         and isinstance(prescale, (int, float))
         and isinstance(postscale, (int, float))
@@ -158,11 +156,9 @@ def _shapes_of_own_rows(tensors: Sequence[torch.Tensor], rank: Any) -> list[Any]
     group = _everyone()
     if group is None or any(tensor.dim() == 0 for tensor in tensors):
         return None
-    return [(_share(tensor.shape[0], group.size, group.rank), *tensor.shape[1:]) for tensor in tensors]
-
-
-def _share(rows: int, size: int, rank: int) -> int:
-    return rows // size + (1 if rank < rows % size else 0)
+    size, own = group.size, group.rank
+    shares = [tensor.shape[0] // size + (1 if own < tensor.shape[0] % size else 0) for tensor in tensors]
+    return [(share, *tensor.shape[1:]) for share, tensor in zip(shares, tensors)]  # noqa: B905 - traced
 
 
 def _shapes_on_root(tensors: Sequence[torch.Tensor], root: Any) -> list[Any] | None:
@@ -182,23 +178,6 @@ _SHAPES: Final[Mapping[Result, Callable[[Any, Any], Any]]] = {
 
 
 # ---- calls of the operators
-
-
-def _known(
-    form: str,
-    tensors: Any,
-    shapes: Any,
-    name: Any,
-    op: Any = 0,
-    prescale: Any = 1.0,
-    postscale: Any = 1.0,
-    rank: Any = 0,
-) -> list[torch.Tensor]:
-    call = (form, name, op, float(prescale), float(postscale), rank)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_Known.apply(call, shapes, *tensors))  # type: ignore[no-untyped-call]
-    outputs, _ = _run(call, shapes, tensors)
-    return outputs
 
 
 def _run(call: Any, shapes: Any, tensors: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -235,6 +214,6 @@ class _Known(torch.autograd.Function):
         form, _, op, prescale, postscale, rank = context.call
         found = [gradient.new_empty(shape) for gradient, shape in zip(gradients, context.shapes)]  # noqa: B905
         torch.ops.hvdlite.backward(order, found, list(gradients), receipt, form, op, prescale, postscale, rank)
-        if form == "recv":  # its tensor only said what to receive
+        if form == "recv":  # its tensor only gave shape and dtype
             return None, None, None
         return None, None, *found

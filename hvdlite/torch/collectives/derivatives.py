@@ -1,6 +1,6 @@
-"""The rule of each collective: from the gradients of its results to those of its inputs, see `autograd`.
+"""The rule of each collective: from the gradients of its results to the gradients of its inputs (`autograd`).
 
-A collective and its grouped form have one rule; a single tensor is a group of one on its way back.
+A collective and its grouped form have one rule; the gradient of a single tensor is a group of one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum
+from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum, group_of
 from hvdlite.torch.collectives.autograd import Call, Rule, Tensors
 
 Gradients = Sequence[torch.Tensor | None]
@@ -24,9 +24,9 @@ def _of_allreduce(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_allgather(call: Call, gradients: Tensors) -> Gradients:
-    """Averages over ranks; each takes the rows that it contributed."""
+    """Averages over ranks; each rank takes the rows that it contributed."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
-    index = call.own_index
+    index = group_of(call.arguments["process_set"]).rank
     return [
         average.narrow(0, sum(rows[:index]), rows[index]) for average, rows in zip(averages, call.rows, strict=True)
     ]
@@ -64,7 +64,7 @@ def _of_reduce(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_gather(call: Call, gradients: Tensors) -> Gradients:
-    """Scatters the root's gradient: each rank gets that of its rows."""
+    """Scatters the root's gradient: each rank gets the part for its rows."""
     return [call.collectives.scatter(gradients[0], splits=call.rows[0], **call.root)]
 
 
@@ -75,13 +75,13 @@ def _of_scatter(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_send(call: Call, gradients: Tensors) -> Gradients:
-    """Receives the gradient from the receiver. The result of `send` is a constant zero, whose gradient is ignored."""
+    """Gets the gradient from the receiver. The result of `send` is a constant zero, whose gradient is ignored."""
     like = gradients[0].new_empty(call.shapes[0])
     return [call.collectives.recv_(like, call.arguments["rank"], **call.meeting)]
 
 
 def _of_recv(call: Call, gradients: Tensors) -> Gradients:
-    """Sends the gradient to the sender. The tensor that gave shape and dtype has none."""
+    """Sends the gradient to the sender. The tensor that gave shape and dtype has no gradient."""
     call.collectives.send(gradients[0], call.arguments["rank"], **call.meeting)
     return [None]
 

@@ -1,4 +1,4 @@
-"""Memory of GPUs and their streams, as PyTorch has them."""
+"""PyTorch's memory and streams on GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def memory_on_gpu(tensor: torch.Tensor) -> tuple[GpuMemory, Device]:
 
 
 class GpuMemory:
-    """A `Storage` on a GPU, whose work is in ``streams``."""
+    """A `Storage` on a GPU, used in ``streams``."""
 
     __slots__ = ("data_ptr", "storage", "streams")
 
@@ -46,21 +46,21 @@ class GpuStreams:
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
-        """PyTorch gives freed memory out again in the stream in which it was allocated, whose order protects it.
+        """Allocates in a stream without work, so that no stream still uses the memory.
 
-        In a stream that never gets work, only what no stream uses any more is given out. It is none of PyTorch's,
-        which has 32 and gives them to programs in turns. The device is set first, because the end of a stream's context
-        sets the one that was current before, for which CUDA makes a context on a GPU that this rank may not use.
+        PyTorch gives freed memory out again in the stream in which it was allocated, and relies on the stream's order.
+        The stream is not one of PyTorch's 32, which programs get in turns. The device is set first: the end of a
+        stream's context restores the device before, and CUDA would make a context on a GPU that this rank may not use.
         """
         if self._without_work is None:
-            handle = new_stream(self._index)  # never closed, because the allocator keeps memory by it
+            handle = new_stream(self._index)  # never closed, because the allocator keeps memory for it
             self._without_work = torch.cuda.ExternalStream(handle, self._index)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._index), torch.cuda.stream(self._without_work):
             yield
 
     def use(self, result: Any) -> None:
         stream = torch.cuda.current_stream(self._index)
-        for tensor in result if isinstance(result, tuple) else (result,):  # with the rows that came from each rank
+        for tensor in result if isinstance(result, tuple) else (result,):  # a tuple has the rows from each rank too
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 

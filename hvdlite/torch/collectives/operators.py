@@ -1,16 +1,16 @@
 """Blocking collectives as operators of torch, which `torch.compile` puts into its graphs as they are.
 
-There are three: for results whose shapes this rank knows, for their gradients, and for a result whose rows the other
-ranks decide, through which gradients go outside of graphs only. They run the collectives of `tensors` when the graph
-runs, so names, checks and errors are those of a call outside of a graph, and ranks meet whether they have compiled it
-or not.
+There are three: for results whose shapes this rank knows, for their gradients, and for a result whose rows depend on
+other ranks, through which gradients go only outside of graphs. They run the collectives of `tensors` when the graph
+runs. So names, checks and errors are those of a call outside of a graph, and ranks match calls whether they are
+compiled or not.
 
-Ranks must run blocking collectives in one order, and a compiler that sees pure functions drops, merges and reorders
-them: effect types do not keep inductor of torch 2.13 from reordering operators for less memory. So each *writes* one
-tensor that they all share, which every pass respects, forward and backward.
+Ranks must run blocking collectives in one order, and a compiler drops, merges and reorders pure functions: effect types
+do not keep inductor of torch 2.13 from reordering operators for less memory. So each operator *writes* one tensor that
+all of them share, which every pass respects, forward and backward.
 
-A gradient travels under the name of the collective that went forward, which may be an automatic one and is then known
-only when it has run. So each writes the name into a tensor, its receipt, which autograd keeps for the way back.
+A gradient travels under the name of the forward collective. An automatic name is known only when that has run. So each
+operator writes the name into a tensor, its receipt, which autograd keeps for backward.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from hvdlite.ops import Collectives, GroupHandle, Handle, barrier, global_process_set
-from hvdlite.torch.collectives.autograd import Call, gradients_of, run_draft
+from hvdlite.torch.collectives.autograd import Call, Receipt, gradients_of, run_draft
 from hvdlite.torch.collectives.derivatives import RULES
 
-# Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
-# in between were not tried, and calls that end a graph are right with all of them.
+# torch 2.4, the first with custom_op, cannot functionalize operators that write lists of tensors. Versions in between
+# were not tried. Calls that end a graph work with all of them.
 HAS_OPERATORS: Final = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 
 AUTOMATIC_NAME_BYTES: Final = 96  # room for an automatic name, and for suffixes
@@ -36,11 +36,6 @@ order = torch.zeros((), device="cpu")
 
 
 _REDUCTION: Final = ("op", "prescale_factor", "postscale_factor")
-
-
-class _Receipt(NamedTuple):
-    name: str
-    rows: tuple[int, ...]
 
 
 def register(collectives: Collectives[torch.Tensor]) -> None:
@@ -54,21 +49,13 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         schema=f"(Tensor(a!) order, Tensor(b!)[] outputs, Tensor(c!) receipt, Tensor[] inputs, {arguments}) -> ()",
     )
     def collective(
-        order: torch.Tensor,
-        outputs: Sequence[torch.Tensor],
-        receipt: torch.Tensor,
-        inputs: Sequence[torch.Tensor],
-        form: str,
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        rank: int,
+        order: Any, outputs: Any, receipt: torch.Tensor, inputs: Any, form: str, name: str | None, *numbers: Any
     ) -> None:
         if form == "barrier":
             barrier()
             return
-        handle, results = run(form, inputs, name, (op, prescale, postscale), rank)
+        *reduction, rank = numbers
+        handle, results = run(form, inputs, name, reduction, rank)
         text = torch.frombuffer(bytearray(handle.name.encode()), dtype=torch.uint8)
         receipt.zero_()[: len(text)] = text
         for output, result in zip(outputs, results, strict=True):
@@ -81,12 +68,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         " -> (Tensor, Tensor)",
     )
     def exchange(
-        order: torch.Tensor,
-        input: torch.Tensor,
-        form: str,
-        name: str | None,
-        rank: int,
-        splits: Sequence[int] | None,
+        order: Any, input: torch.Tensor, form: str, name: str | None, rank: int, splits: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         handle, results = run(form, [input], name, (), rank, splits)
         return results[0], torch.tensor(handle.rows, dtype=torch.int32, device="cpu")
@@ -97,20 +79,11 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         schema="(Tensor(a!) order, Tensor(b!)[] outputs, Tensor[] gradients, Tensor receipt, "
         "str form, SymInt op, float prescale, float postscale, SymInt rank) -> ()",
     )
-    def backward(
-        order: torch.Tensor,
-        outputs: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        receipt: torch.Tensor,
-        form: str,
-        op: int,
-        prescale: float,
-        postscale: float,
-        rank: int,
-    ) -> None:
+    def backward(order: Any, outputs: Any, gradients: Any, receipt: torch.Tensor, form: str, *numbers: Any) -> None:
+        *reduction, rank = numbers
         name = bytes(receipt.tolist()).rstrip(b"\0").decode()
-        given = {**_arguments(form, (op, prescale, postscale), rank), "average": None}
-        call = Call(collectives, given, [output.shape for output in outputs], [_Receipt(name, ())] * len(outputs))
+        given = {**_arguments(form, reduction, rank), "average": None}
+        call = Call(collectives, given, [output.shape for output in outputs], [Receipt(name)] * len(outputs))
         found = gradients_of(call, RULES[form], tuple(gradients))
         for output, gradient in zip(outputs, found, strict=True):
             if gradient is None:
@@ -152,7 +125,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
 
 
 def _arguments(form: str, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
-    """Returns the arguments that the form takes of these, and the process set."""
+    """Returns the arguments that the form takes, with the process set."""
     values = {"root_rank": rank, "rank": rank, "splits": splits, **dict(zip(_REDUCTION, reduction, strict=False))}
     return {"process_set": global_process_set, **{key: values[key] for key in _parameters(form) & values.keys()}}
 

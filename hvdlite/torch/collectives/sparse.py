@@ -1,9 +1,9 @@
-"""Reductions of sparse tensors: every rank gathers the rows of all others and adds up those with the same index.
+"""Reductions of sparse tensors: every rank gathers the rows of all others and adds up rows with the same index.
 
 One all-gather moves a tensor. An element's indices travel in front of its values, in one row, as the bits of numbers of
-the values' type, and a row is never torn. The first row of a rank has the extents of the indexed dimensions in place of
-indices. Ranks that differ in these are told so by all, as they are by the all-gather if they differ in type or in the
-dimensions after.
+the values' type, and a row is never split. The first row of a rank has the extents of the indexed dimensions in place
+of indices. If extents differ, all ranks raise an error, as the all-gather does for other types or other dimensions
+after these.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def sparse_allreduce_async(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Starts the reduction of a sparse COO tensor, of which ranks may hold different elements, or none.
+    """Starts the reduction of a sparse COO tensor. Ranks may have different elements, or none.
 
-    Returns a function that waits for it and gives the coalesced result, as `synchronize` does for other collectives.
+    Returns a function that waits for it and returns the coalesced result, as `synchronize` does for other collectives.
     Raises ValueError for a tensor that is not sparse, and for operations other than Average and Sum.
     """
     return start_sparse_allreduce(group_of(process_set), tensor, name, op)[1]
@@ -86,9 +86,9 @@ def _unpack(rows: torch.Tensor, shape: torch.Size, sparse_dim: int) -> tuple[tor
 
 def _compare(name: str, extents_by_rank: dict[int, list[int]]) -> None:
     if len(set(map(tuple, extents_by_rank.values()))) > 1:
-        told = "; ".join(f"rank {rank} has {extents}" for rank, extents in extents_by_rank.items())
+        listed = "; ".join(f"rank {rank} has {extents}" for rank, extents in extents_by_rank.items())
         raise Mismatch(
-            f"ranks disagree about the shape of sparse tensor {name!r}: {told}. Submit the same on every rank."
+            f"ranks disagree about the shape of sparse tensor {name!r}: {listed}. Submit the same on every rank."
         )
 
 
@@ -97,10 +97,9 @@ def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> t
 
 
 def _average(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor:
-    """Adds up and divides by ``count`` in the dtype of ``values``.
+    """Adds up and divides by ``count`` in the dtype of ``values``, integers truncated toward zero.
 
-    Integers are divided first, and their quotients and remainders added, since a sum might wrap around. The average is
-    truncated toward zero.
+    Integers are divided first, and their quotients and remainders added, because a sum might wrap around.
     """
     if values.is_floating_point() or values.is_complex():
         total = _sparse(indices, values, shape).coalesce()

@@ -1,17 +1,16 @@
-"""The optimizer of ``op=hvd.Adasum``: every rank takes its own step, and ranks combine where these steps lead.
+"""The optimizer of ``op=hvd.Adasum``: every rank takes its own step, and ranks combine the results of these steps.
 
-Adasum adds what steps disagree on and averages what they agree on (Maleki et al., "Scaling Distributed Training with
-Adaptive Summation", 2020), so that a large number of ranks needs no smaller learning rate. It wants the steps of whole
-optimizers, not gradients: momentum and scale are in them.
+Adasum adds the parts on which steps disagree and averages the parts on which they agree (Maleki et al., "Scaling
+Distributed Training with Adaptive Summation", 2020), so many ranks need no smaller learning rate. It takes the steps of
+whole optimizers, which include momentum and scale, not gradients.
 
-So nothing is reduced during backward. `step` keeps a copy of the parameters, lets the user's optimizer step, reduces
-the differences in the parameters' own memory, and adds the copy to the results. The optimizer's state stays that of
-each rank alone.
+So nothing is reduced during backward. `step` copies the parameters, lets the user's optimizer step, reduces the
+differences in the parameters' own memory, and adds the copies. The optimizer's state stays different on each rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -19,25 +18,25 @@ import torch
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.ops import Group, group_of
 from hvdlite.torch.optimizer.gradients import memory_of
-from hvdlite.torch.optimizer.names import Named, ParamGroup, group_names, horovod_names
+from hvdlite.torch.optimizer.names import Named
 from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes
 from hvdlite.training.naming import known_as
 from hvdlite.training.parameter_check import ParameterCheck
-from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import group_with_peers
 
 Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
-"""The name of a bucket, its parameters, and their copies from before the step."""
+"""The name of a bucket, its parameters, and copies of them from before the step."""
 
 
 class DeltaReducer:
-    """Combines the steps of the parameters that were added with `watch`."""
+    """Combines the steps of the parameters that `watch` adds."""
 
     def __init__(self, reduction: TensorReduction) -> None:
         self._reduction = reduction
         self._buckets: list[list[Named]] = []
         self._check = ParameterCheck(memory_of)
-        self._torn_in: object = None  # the group in which a step was interrupted
+        self._torn_in: Group | None = None  # in which a step was interrupted
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
@@ -65,9 +64,9 @@ class DeltaReducer:
 
     @torch.no_grad()
     def combine(self, starts: Sequence[Start]) -> None:
-        """Replaces the steps taken since ``starts`` by those combined over all ranks.
+        """Replaces the steps taken since ``starts`` by the combined steps of all ranks.
 
-        If some fail, their parameters are back where they started, and the others are combined before the first
+        If some fail, their parameters are as before the step, and the others are combined before the first
         HorovodInternalError is raised.
         """
         for _, parameters, copies in starts:
@@ -78,7 +77,7 @@ class DeltaReducer:
         group = group_of(self._reduction.process_set)
         try:
             failures = self._reduce(group, starts)
-        except BaseException:  # for example from a signal handler: the other ranks go on with this rank's step
+        except BaseException:  # as from a signal handler: the other ranks go on with this rank's step
             self._torn_in = group
             for _, parameters, copies in starts:
                 for parameter, copy in zip(parameters, copies, strict=True):
@@ -97,24 +96,24 @@ class DeltaReducer:
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:
-                deltas: list[torch.Tensor | None] = [*flight.finish(set())]
+                results: Iterable[torch.Tensor] = map(torch.add, copies, flight.finish(set()))  # one at a time
             except HvdError as error:
                 failures.append(error)
-                deltas = [None] * len(parameters)
-            for parameter, copy, delta in zip(parameters, copies, deltas, strict=True):
-                parameter.copy_(copy if delta is None else copy + delta)
+                results = copies
+            for parameter, result in zip(parameters, results, strict=True):
+                parameter.copy_(result)
         return failures
 
 
 class AdasumStep(DistributedStep):
-    """The front class of a wrapped optimizer with ``op=hvd.Adasum``."""
+    """The front class of an optimizer with ``op=hvd.Adasum``."""
 
-    _deltas: DeltaReducer
+    _reducer: DeltaReducer
     _passes: int
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Backward passes before a step. Their gradients are summed on their rank, as without hvdlite."""
+        """Backward passes before a step, whose gradients are summed locally, as without hvdlite."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -129,18 +128,10 @@ class AdasumStep(DistributedStep):
         raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum, which reduces in step()")
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Takes the user's step on this rank's gradients, and combines it with those of the other ranks."""
-        starts = self._deltas.starts()
+        """Takes the user's step on this rank's gradients, and combines it with the steps of the other ranks."""
+        starts = self._reducer.starts()
         result = super().step(closure)
-        self._deltas.combine(starts)
+        self._reducer.combine(starts)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the user's step, so not here too
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Adds parameters, which are combined from now on; all ranks add the same."""
-        super().add_param_group(param_group)
-        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
-        self._parameter_names.update(horovod_names(names))
-        for parameter, name in names.items():
-            self._deltas.watch([(name, parameter)])

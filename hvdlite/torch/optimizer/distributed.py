@@ -14,18 +14,17 @@ from typing import Any
 import torch
 
 from hvdlite.ops import OP_NAMES, Adasum, Average, Compressor, ProcessSet, Sum, global_process_set
-from hvdlite.session import size
 from hvdlite.torch.collectives.adapter import refuse_wrapped
-from hvdlite.torch.collectives.compression import Compression
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
-from hvdlite.torch.optimizer.ddp import refuse_ddp
+from hvdlite.torch.optimizer.conflicts import refuse_ddp, watch_scalers
 from hvdlite.torch.optimizer.gradients import GradientReducer
-from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names, names_by_place
+from hvdlite.torch.optimizer.names import horovod_names, names_by_place
 from hvdlite.torch.optimizer.reduction import TensorReduction
-from hvdlite.torch.optimizer.scaling import watch_scalers
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
 from hvdlite.training.buckets import Groups, in_buckets, merged
 from hvdlite.training.naming import names_of
+from hvdlite.training.reduction import check_choices
 
 
 class _GradientStep(DistributedStep):
@@ -37,7 +36,7 @@ class _GradientStep(DistributedStep):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Backward passes whose gradients are summed on their rank before they are reduced."""
+        """Backward passes whose gradients are summed locally before they are reduced."""
         return self._reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -46,11 +45,11 @@ class _GradientStep(DistributedStep):
         self._reducer.start_over(positive_passes(passes))
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced; then gradients may be clipped, unscaled or looked at.
+        """Waits until every gradient is reduced; then gradients may be clipped, unscaled or read.
 
-        A parameter without a gradient on this rank takes part with zeros and gets what the others computed, so ranks
-        may use different parameters, but all of them must require gradients for the same ones. Raises AssertionError if
-        a gradient was changed since backward, and HorovodInternalError if the ranks could not reduce one.
+        A parameter without a gradient on this rank takes part with zeros and gets the other ranks' gradient. So ranks
+        may use different parameters, but must require gradients for the same ones. Raises AssertionError if a gradient
+        was changed since backward, and HorovodInternalError if the ranks could not reduce one.
         """
         self._reducer.synchronize()
         self._is_synchronized = True
@@ -65,14 +64,13 @@ class _GradientStep(DistributedStep):
             self._skips_synchronize = skipped_before
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Takes the user's step on the reduced gradients; with a closure, on those of each of its calls.
+        """Takes the user's step on the reduced gradients. With a closure, each of its calls computes such gradients.
 
-        In `skip_synchronize` the gradients are taken as they are: `synchronize` has reduced them, or the closure calls
-        it. Raises AssertionError if neither did.
+        In `skip_synchronize` the gradients are used as they are, after `synchronize`, which a closure calls itself.
+        Raises AssertionError if it was not called.
         """
         if closure is not None:
-            evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
-            result = super().step(lambda: evaluate(closure))
+            result = super().step(lambda: self._evaluate(closure))
             self._is_synchronized = False
             return result
         if self._skips_synchronize:
@@ -104,16 +102,8 @@ class _GradientStep(DistributedStep):
         self._is_synchronized = False
         super().zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Adds parameters, which are reduced from now on; all ranks add the same."""
-        super().add_param_group(param_group)
-        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
-        self._parameter_names.update(horovod_names(names))
-        for parameter, name in names.items():
-            self._reducer.watch([(name, parameter)])
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a wrapped or bare optimizer, and forgets reductions of the steps before."""
+        """Loads the state of a wrapped or bare optimizer, and drops reductions of earlier steps."""
         self._reducer.start_over()
         self._is_synchronized = False
         super().load_state_dict(state_dict)
@@ -122,9 +112,9 @@ class _GradientStep(DistributedStep):
         """Starts to reduce the gradient of ``p`` by itself, and returns a handle and a context, as in Horovod.
 
         ``compression.decompress(hvd.synchronize(handle), context)`` is the reduced gradient, which without compression
-        is ``p.grad`` too. The handle of a sparse gradient is a function that returns it. `step` and `synchronize` know
-        nothing of this, and reduce what they find. All ranks make the same calls. Raises AssertionError between
-        backward and step, where ranks are reducing the gradients already.
+        is ``p.grad`` too. The handle of a sparse gradient is a function that returns it. `step` and `synchronize` do
+        not wait for it, and reduce the gradients as they are. All ranks make the same calls. Raises AssertionError
+        between backward and step, where ranks are reducing the gradients already.
         """
         if p not in self._parameter_names:
             raise ValueError(f"a tensor of shape {tuple(p.shape)} is no parameter of this DistributedOptimizer")
@@ -133,12 +123,10 @@ class _GradientStep(DistributedStep):
 
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
-        self._reducer.synchronize()
-        return loss
-
-    def _evaluate_synchronized(self, closure: Closure) -> Any:
-        loss = closure()
-        self._refuse_unsynchronized("the closure calls it after backward()")
+        if self._skips_synchronize:
+            self._refuse_unsynchronized("the closure calls it after backward()")
+        else:
+            self._reducer.synchronize()
         return loss
 
     def _refuse_unsynchronized(self, advice: str) -> None:
@@ -171,18 +159,18 @@ def DistributedOptimizer(
 ) -> DistributedStep:
     """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
 
-    Gradients are reduced while backward computes others. ``named_parameters`` gives them names that mean something in
-    messages. With ``backward_passes_per_step`` the gradients of that many passes are summed before they are reduced.
+    Gradients are reduced while backward computes others. ``named_parameters`` gives the names for messages. With
+    ``backward_passes_per_step`` the gradients of that many passes are summed before they are reduced.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
-    ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
-    of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
-    a group of several or ``sparse_as_dense`` is set; they are sparse again when they have arrived. A rank outside
-    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/pytorch.md).
-    With ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks
-    of a host reduce it without copies.
+    ``groups``, a number of groups or lists of parameters, reduces parameters together, as soon as all of a group have
+    their gradients (``num_groups`` is its deprecated form). The results of sparse gradients are sparse; they travel
+    densely if they are in a group of several or ``sparse_as_dense`` is set. A rank outside ``process_set`` takes its
+    steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/pytorch.md). With
+    ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, which ranks of a
+    host reduce without copies.
 
-    The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
-    take either. Raises ValueError for invalid arguments, and before ``init``.
+    ``optimizer`` shares all its attributes with the new one and must not step any more. Learning-rate schedulers take
+    either. Raises ValueError for invalid arguments, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     if isinstance(named_parameters, torch.nn.Module):
@@ -198,17 +186,12 @@ def DistributedOptimizer(
     reduction = TensorReduction(compression, op, factor, sparse_as_dense, process_set)
     all_names = {**names, **{parameter: name for name, parameter in given or ()}}
     shared = dict(_parameter_names=horovod_names(all_names))
-    choices = dict(
-        op=op,
-        gradient_predivide_factor=factor,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    choices = dict(op=op, gradient_predivide_factor=factor, sparse_as_dense=sparse_as_dense, process_set=process_set)
     if op == Adasum:
         deltas = DeltaReducer(reduction)
         for bucket in buckets:
             deltas.watch(bucket)
-        return wrap(optimizer, AdasumStep, choices, _deltas=deltas, _passes=passes, **shared)
+        return wrap(optimizer, AdasumStep, choices, _reducer=deltas, _passes=passes, **shared)
     reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
     for bucket in buckets:
         reducer.watch(bucket)
@@ -227,13 +210,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float, process_set: Proces
         raise ValueError("this optimizer is wrapped in a DistributedOptimizer already; use that one")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
-    if predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
-    if not predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
-    size()  # raises before init
-    if process_set.included() is None:
-        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+    check_choices(op, predivide_factor, process_set)
 
 
 watch_scalers(lambda optimizer: isinstance(optimizer, _GradientStep) and optimizer._reducer.is_reducing)

@@ -11,7 +11,7 @@ import torch
 from hvdlite.compat import stands_for_horovod
 from hvdlite.ops import Buffer, group_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, expanded
-from hvdlite.torch.optimizer.ddp import refuse_ddp
+from hvdlite.torch.optimizer.conflicts import refuse_ddp
 from hvdlite.torch.optimizer.names import Named
 from hvdlite.torch.optimizer.places import IN_PLACE, Place, keep_what_is_freed
 from hvdlite.torch.optimizer.reduction import TensorReduction, nothing_like
@@ -24,9 +24,9 @@ from hvdlite.training.slices import Rows
 class TensorGradient(Gradient[torch.Tensor]):
     """The gradient of one parameter.
 
-    ``version`` is that of the tensor when it was complete, and ``stream`` the one that computed it, on a GPU. It has
-    its ``own_place`` in shared memory, if any; ``place`` is `IN_PLACE` while what is settled is there as it travels.
-    ``sparse_dim`` is that of the last sparse gradient that the parameter had here.
+    ``version`` is the tensor's version when it was complete, and ``stream`` the GPU's stream that computed it.
+    ``own_place`` is its place in shared memory, if any; ``place`` is `IN_PLACE` while the settled gradient is there in
+    the form that travels. ``sparse_dim`` is from the parameter's latest sparse gradient.
     """
 
     __slots__ = ("hook", "own_place", "parameter", "reduction", "sparse_dim", "stream", "version")
@@ -47,10 +47,10 @@ class TensorGradient(Gradient[torch.Tensor]):
 
     @property
     def is_computed_by_caller(self) -> bool:
-        return self.parameter.is_cpu  # those of each GPU are computed by a thread of autograd's
+        return self.parameter.is_cpu  # autograd has a thread for each GPU
 
     def settle(self) -> None:
-        """Moves the gradient to its place, and remembers its version."""
+        """Moves the gradient to its place, and stores its version."""
         value = self.parameter.grad
         if value is None:  # another hook has taken it
             return
@@ -72,11 +72,8 @@ class TensorGradient(Gradient[torch.Tensor]):
         if self.settled is None:
             if self.parameter.grad is None:
                 self.is_blank = not stands_for_horovod()  # with Horovod the zeros stay
-                self.parameter.grad = (
-                    nothing_like(self.parameter)
-                    if self.sparse_dim is None
-                    else _no_elements(self.parameter, self.sparse_dim)
-                )
+                parameter, sparse_dim = self.parameter, self.sparse_dim
+                parameter.grad = nothing_like(parameter) if sparse_dim is None else _no_elements(parameter, sparse_dim)
             self.settle()
         value = self.settled
         assert value is not None
@@ -85,7 +82,7 @@ class TensorGradient(Gradient[torch.Tensor]):
         if value.layout is torch.sparse_coo:
             self.sparse_dim = value.sparse_dim()
         if value.is_cuda and self.stream is not None:
-            current = torch.cuda.current_stream(value.device)  # in which the last gradient of the bucket was computed
+            current = torch.cuda.current_stream(value.device)  # it computed the last gradient of the bucket
             if current != self.stream:
                 current.wait_stream(self.stream)
         return value
@@ -97,7 +94,7 @@ class TensorGradient(Gradient[torch.Tensor]):
     def put(self, value: torch.Tensor, reduced: torch.Tensor) -> None:
         if value.layout is not torch.strided:
             self.parameter.grad = reduced
-        elif expanded(value):  # nothing can be copied there
+        elif expanded(value):  # it cannot be written
             self.parameter.grad = reduced.to(value.dtype)
         else:
             value.copy_(reduced)
@@ -107,9 +104,9 @@ class TensorGradient(Gradient[torch.Tensor]):
 
 
 class GradientReducer(Overlap[torch.Tensor]):
-    """Reduces the gradients of the parameters that were added with `watch`, until `close`.
+    """Reduces the gradients of the parameters that `watch` adds, until `close`.
 
-    With ``has_places`` gradients are put where ranks of a host reduce them without copies, see `places`.
+    With ``has_places`` gradients are moved to memory in which ranks of a host reduce them without copies (`places`).
     """
 
     def __init__(self, reduction: TensorReduction, passes: int, has_places: bool = True) -> None:
@@ -117,7 +114,7 @@ class GradientReducer(Overlap[torch.Tensor]):
         self._of_tensors = reduction
         self._has_places = has_places
         self._all: list[TensorGradient] = []
-        self._frozen: list[TensorGradient] = []  # when they were added, so that they have no hook yet
+        self._frozen: list[TensorGradient] = []  # those that have no hook yet
         self._nbytes = 0  # of all gradients that have places
 
     def watch(self, members: Sequence[Named]) -> None:
@@ -126,16 +123,11 @@ class GradientReducer(Overlap[torch.Tensor]):
             return
         named = known_as(group_of(self._process_set), "gradient", members)
         self._check.watch(members, named)
-        nbytes = sum(parameter.nbytes for _, parameter in members)
-
-        def has_place(parameter: torch.Tensor) -> bool:
-            return self._has_places and parameter.is_cpu
-
-        gradients = [
-            TensorGradient(name, parameter, self._of_tensors, Place() if has_place(parameter) else None)
-            for name, parameter in named
-        ]
-        self.add(gradients, nbytes)
+        gradients = []
+        for name, parameter in named:
+            place = Place() if self._has_places and parameter.is_cpu else None
+            gradients.append(TensorGradient(name, parameter, self._of_tensors, place))
+        self.add(gradients, sum(parameter.nbytes for _, parameter in members))
         self._all += gradients
         self._frozen += gradients
         self._hook()
@@ -154,7 +146,7 @@ class GradientReducer(Overlap[torch.Tensor]):
 
     @torch.no_grad()
     def start_alone(self, name: str, parameter: torch.Tensor) -> tuple[Any, Any]:
-        """Starts to reduce the gradient of ``parameter``, zeros if it has none; see `TensorReduction.start_alone`."""
+        """Calls `TensorReduction.start_alone` for the gradient of ``parameter``, which is zeros if it has none."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         return self._of_tensors.start_alone(name, parameter.grad)
@@ -170,15 +162,13 @@ class GradientReducer(Overlap[torch.Tensor]):
         """Adds hooks to the parameters that get gradients and have no hook yet."""
         for gradient in self._frozen:
             if gradient.is_wanted:
-                hook = functools.partial(self.count_pass, gradient)
-                gradient.hook = gradient.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    hook
-                )
+                register: Any = gradient.parameter.register_post_accumulate_grad_hook
+                gradient.hook = register(functools.partial(self.count_pass, gradient))
         self._frozen = [gradient for gradient in self._frozen if gradient.hook is None]
 
 
 def memory_of(parameter: torch.Tensor, rows: Rows) -> Buffer | None:
-    """Returns the memory that `ParameterCheck` compares: for a whole parameter on a GPU, that of a copy."""
+    """Returns the memory that `ParameterCheck` compares; of a parameter on a GPU, only all, in a copy."""
     if rows is not ... and not parameter.is_cpu:
         raise ValueError("a copy in every step would make the host wait for the GPU")
     if not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""The parameters of a torch optimizer by name, and by the names that scripts of Horovod read."""
+"""The names of a torch optimizer's parameters, and the names that scripts of Horovod read."""
 
 from __future__ import annotations
 

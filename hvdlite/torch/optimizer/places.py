@@ -2,8 +2,8 @@
 
 Autograd allocates a tensor for each gradient, in memory of its own process. When the gradient is complete, and still in
 the cache, it is copied to its *place*: a tensor in memory that all ranks of the host have mapped, the same in every
-step, which becomes the parameter's ``grad``. That is the only copy. What autograd allocated is free for the next
-gradient at once, and stays in the process for the next step (`keep_what_is_freed`).
+step, which becomes the parameter's ``grad``. That is the only copy. Autograd's memory is free for the next gradient at
+once, and stays in the process for the next step (`keep_what_is_freed`).
 
 Each place is a tensor of its own and not a view of a long one: `torch.save` and `copy.deepcopy` take all the memory
 behind a view, and parameters without gradients need no place. Places are made in the order in which gradients become
@@ -19,14 +19,14 @@ from torch.autograd.graph import increment_version
 
 from hvdlite.ops.memory import keep_freed, stream_copy
 from hvdlite.session import shared_arena
-from hvdlite.torch.collectives.memory import shared_empty
+from hvdlite.torch.collectives.tensors import shared_empty
 
 # Longer gradients are copied past the cache: a burst of them is more than it keeps until they are reduced.
 _CACHED_BYTES: Final = 1 << 18
 
 
 IN_PLACE: Final = object()
-"""The place of a tensor that is in its place already, in the form in which it travels."""
+"""Stands for the place of a tensor that is already there, in the form that travels."""
 
 
 class Place:
@@ -38,9 +38,9 @@ class Place:
         self._tensor: torch.Tensor | None = None
 
     def take(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns ``tensor`` with ``dtype`` in shared memory: itself if it is there, or else a contiguous copy.
+        """Returns ``tensor`` as ``dtype`` in shared memory: itself if it is there, or else a contiguous copy.
 
-        All copies have the same memory. None if there is no shared memory, or if the tensor cannot be copied there.
+        All copies have the same memory. Returns None without shared memory, or if the tensor cannot be copied there.
         """
         arena, place = shared_arena(), self._tensor
         if arena is None:
@@ -54,7 +54,7 @@ class Place:
         source, is_alike = tensor.data_ptr(), tensor.dtype is dtype and tensor.is_contiguous()
         if is_alike and arena.holds(source):
             return tensor
-        # The user, who has the place as a gradient, may have made another tensor of it.
+        # The user, whose gradient the place is, may have changed its shape, dtype or memory.
         if (
             place is None
             or not is_there
@@ -74,7 +74,7 @@ class Place:
 
 
 def keep_what_is_freed(nbytes: int) -> None:
-    """Keeps freed memory in the process, for gradients of ``nbytes`` in all that have places.
+    """Keeps ``nbytes`` of freed memory in the process: as much as all gradients with places have.
 
     Autograd's tensors for them are freed in the middle of backward. By default the allocator would return their pages
     to the system, and the next step would fault in and clear each page again.

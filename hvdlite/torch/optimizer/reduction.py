@@ -3,35 +3,34 @@
 A tensor is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels, because ranks
 may lay the same parameter out differently; it is made in the tensor's *place*, if it has one.
 
-A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
-do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse. Rows that no rank has
-are found again after the sum: they travel as -0.0, the neutral element of addition, while a sum of anything else with
-it, or of numbers that cancel out, is not -0.0. So a row stays that some rank has and whose gradient is zero, unless
-all of its elements underflow from below when they are scaled.
+A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely, so that
+ranks submit the same bucket even if some have not yet seen that this gradient is sparse. Rows that no rank has can be
+recognized after the sum: they travel as -0.0, the neutral element of addition, while any other sum, also of numbers
+that cancel out, is not -0.0. So a row with zeros that some rank has is kept, unless all of its elements underflow from
+below when they are scaled.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Synced
+from hvdlite.ops import Compressor, Group, ProcessSet, Synced
 from hvdlite.torch.collectives.adapter import dense
-from hvdlite.torch.collectives.compression import wire_dtype
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
+from hvdlite.torch.compression import wire_dtype
 from hvdlite.torch.optimizer.places import IN_PLACE
 from hvdlite.training.reduction import Flight, Reduction
 
 
 class TensorReduction(Reduction[torch.Tensor]):
-    """The choices that hold for all gradients of an optimizer.
+    """The choices for all gradients of an optimizer. Sparse gradients stay sparse.
 
-    With one of our compressions the result has the dtype that travelled, and the caller copies it into the
-    tensor. Sparse gradients stay sparse. Places are those of `hvdlite.torch.optimizer.places`.
+    With hvdlite's own compressions the result has the dtype that travelled, and the caller copies it into the tensor.
     """
 
     is_in_place = True
@@ -52,24 +51,15 @@ class TensorReduction(Reduction[torch.Tensor]):
         blank: Collection[int] = (),
     ) -> Flight[torch.Tensor]:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
-            return self._start_sparse(group, name, tensors[0], bool(blank))
+            return _SparseFlight(self, group, name, tensors[0], bool(blank))
         return super().start(group, name, tensors, places, blank)
 
     def start_alone(self, name: str, tensor: torch.Tensor) -> tuple[Any, Any]:
-        """Starts the reduction of one tensor; returns its handle, and the context to decompress its result with."""
+        """Starts the reduction of one tensor; returns its handle, and the context for decompressing its result."""
         if tensor.layout is torch.sparse_coo and not self._densifies:
             return sparse_allreduce_async(tensor, name, self.op, self.process_set), None
-        op, prescale, postscale = self.how
         compressed, context = self.compression.compress(tensor.to_dense() if tensor.is_sparse else tensor)
-        handle = collectives.allreduce_async_(
-            compressed,
-            name=name,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=self.process_set,
-        )
-        return handle, context
+        return collectives.allreduce_async_(compressed, None, name, *self.how, self.process_set), context
 
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
         if place is IN_PLACE:
@@ -87,35 +77,26 @@ class TensorReduction(Reduction[torch.Tensor]):
 
     def unpack(self, tensor: torch.Tensor, reduced: torch.Tensor, context: Any) -> torch.Tensor:
         if tensor.layout is torch.strided and self.wire_dtype(tensor.dtype) is not None:
-            return reduced  # copying it converts it, without a tensor in between whose pages are new to the process
+            return reduced  # the copy converts it, without another tensor, whose pages would be new to the process
         found: torch.Tensor = self.compression.decompress(reduced, context)
         return _collected(found, tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
 
-    def _start_sparse(self, group: Group, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
-        # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
-        gathered = tensor.coalesce()
-        values, context = self.compression.compress(gathered.values())
-        sent = _with_values(gathered, values)
-        entry, reduce = start_sparse_allreduce(group, sent, name, self.op, is_blank)
-
-        def unpack(reduced: torch.Tensor) -> torch.Tensor:
-            return _with_values(reduced, self.compression.decompress(reduced.values(), context))
-
-        return _SparseFlight(tensor, entry, reduce, unpack)
-
 
 class _SparseFlight:
+    """The gather of one sparse gradient.
+
+    An optimizer's factors only choose when an average divides: here once, after the sum.
+    """
+
     def __init__(
-        self,
-        tensor: torch.Tensor,
-        entry: Entry[torch.Tensor],
-        reduce: Callable[[], torch.Tensor],
-        unpack: Callable[[torch.Tensor], torch.Tensor],
+        self, reduction: TensorReduction, group: Group, name: str, tensor: torch.Tensor, is_blank: bool
     ) -> None:
         self.tensors = [tensor]
-        self._entry = entry
-        self._reduce = reduce
-        self._unpack = unpack
+        self._compression = reduction.compression
+        gathered = tensor.coalesce()
+        values, self._context = self._compression.compress(gathered.values())
+        sent = _with_values(gathered, values)
+        self._entry, self._wait = start_sparse_allreduce(group, sent, name, reduction.op, is_blank)
         self._reduced: torch.Tensor | None = None
 
     @property
@@ -124,8 +105,8 @@ class _SparseFlight:
 
     def finish(self, synced: Synced) -> list[torch.Tensor]:
         if self._reduced is None:
-            self._reduced = self._reduce()
-        return [self._unpack(self._reduced)]
+            self._reduced = self._wait()
+        return [_with_values(self._reduced, self._compression.decompress(self._reduced.values(), self._context))]
 
 
 def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -149,7 +130,7 @@ def _spread(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _collected(tensor: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """Returns what differs from -0.0 as a coalesced sparse tensor: the opposite of `_spread`."""
+    """Returns the elements other than -0.0 as a coalesced sparse tensor: the inverse of `_spread`."""
     if not tensor.dtype.is_floating_point:
         return tensor.to_sparse(sparse_dim)
     has_element = (tensor != 0) | ~torch.signbit(tensor)

@@ -1,7 +1,7 @@
-"""An optimizer of the user's class whose steps are those of the whole job.
+"""An optimizer of the user's class that takes the steps of the whole job.
 
-The wrapped optimizer is of a subclass of the user's class and shares all attributes of the user's object: they have one
-``__dict__``, so parameter groups, state and hooks stay the same for both, also when a checkpoint is loaded into either.
+The wrapped optimizer is of a subclass of the user's class, and has the same ``__dict__`` as the user's object. So
+parameter groups, state and hooks are the same for both, also when a checkpoint is loaded into either.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import Any, TypeVar
 import torch
 
 from hvdlite.compat import stands_for_horovod
+from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names
 
 Closure = Callable[[], Any]
 Front = TypeVar("Front", bound="DistributedStep")
 
 
 class DistributedStep(torch.optim.Optimizer):
-    """The base of front classes, which precede the user's class in the order of inheritance."""
+    """The base of front classes, which precede the user's class in the method resolution order."""
 
     _parameter_names: dict[torch.Tensor, str]  # as in Horovod, whose scripts read it
+    _reducer: Any  # takes parameters with `watch`
 
     @property
     @abstractmethod
@@ -42,6 +44,14 @@ class DistributedStep(torch.optim.Optimizer):
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """A context in which `step` does not synchronize, because `synchronize` was called before."""
 
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Adds parameters, which are reduced from now on; all ranks add the same."""
+        super().add_param_group(param_group)
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
+            self._reducer.watch([(name, parameter)])
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a DistributedOptimizer cannot be copied or pickled: it has hooks on the parameters. Save and load its "
@@ -52,10 +62,10 @@ class DistributedStep(torch.optim.Optimizer):
 def wrap(optimizer: torch.optim.Optimizer, front: type[Front], choices: Mapping[str, Any], **attributes: Any) -> Front:
     """Makes an optimizer of ``front`` and the class of ``optimizer`` that shares all attributes of ``optimizer``.
 
-    ``choices`` are attributes of its class, so that the user's optimizer may have others of these names.
+    ``choices`` are attributes of its class, because the user's optimizer may have attributes of these names.
     """
     user_class = type(optimizer)
-    # Scripts tell by the name of the class or its module whether an optimizer was wrapped.
+    # Scripts recognize a wrapped optimizer by the name of its class or module.
     module = "horovod.torch.optimizer" if stands_for_horovod() else "hvdlite.torch.optimizer"
     namespace = {**choices, "__doc__": user_class.__doc__, "__module__": module}
     subclass = type(user_class.__name__, (front, user_class), namespace)

@@ -77,7 +77,7 @@ def test_a_difference_is_found_whatever_the_scale(size: int, scale: float) -> No
         found = [each.compare(sum_of_all, step) for each in ranks]
         assert all(each == found[0] for each in found)
         assert (found[0] is not None) == (step == 4)
-    assert found[0].teller == 0
+    assert found[0].reporter == 0
     assert f"in step 4, 'p1' of rank {9 + size} is not that of rank 10" in found[0].text
 
 
