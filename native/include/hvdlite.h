@@ -3,8 +3,7 @@
 // Conventions: functions return a hvd_status; pointers are borrowed for the length of the call; a handle is used by one
 // thread at a time except where said. hvdlite/native.py declares the same functions, and a test compares the two.
 
-#ifndef HVDLITE_H_
-#define HVDLITE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -232,5 +231,3 @@ HVD_API void hvd_ring_close(hvd_ring* ring);
 #ifdef __cplusplus
 }
 #endif
-
-#endif  // HVDLITE_H_

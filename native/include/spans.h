@@ -1,7 +1,6 @@
 // Spans: the memory of a batch as its caller describes it, as one sequence of bytes.
 
-#ifndef HVDLITE_SPANS_H_
-#define HVDLITE_SPANS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -61,5 +60,3 @@ void for_each_piece(const hvd_span* span, uint64_t skip, uint64_t bytes, Visit&&
 }
 
 }  // namespace hvd
-
-#endif  // HVDLITE_SPANS_H_

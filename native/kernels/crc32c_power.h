@@ -1,7 +1,6 @@
 // Powers of x modulo the polynomial of CRC32C: the constants by which checksums are moved past bytes that follow.
 
-#ifndef HVDLITE_KERNELS_CRC32C_POWER_H_
-#define HVDLITE_KERNELS_CRC32C_POWER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -19,5 +18,3 @@ constexpr uint32_t power_of_x(uint64_t n) {
 }
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_CRC32C_POWER_H_

@@ -11,8 +11,7 @@
 // Every function here trusts its arguments: `is_valid` first. Element pointers are aligned to their type, and `out`
 // may equal any input but must not overlap one otherwise.
 
-#ifndef HVDLITE_KERNELS_REDUCE_H_
-#define HVDLITE_KERNELS_REDUCE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -49,5 +48,3 @@ void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t co
 void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& reduction) noexcept;
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_REDUCE_H_

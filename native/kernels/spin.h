@@ -3,8 +3,7 @@
 // few waits in a row that spinning did not end, only one wait in many spins, until spinning ends one again. A
 // `hvd_spin` is used by one thread at a time.
 
-#ifndef HVDLITE_KERNELS_SPIN_H_
-#define HVDLITE_KERNELS_SPIN_H_
+#pragma once
 
 #include <poll.h>
 
@@ -32,5 +31,3 @@ int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noe
 int64_t monotonic_ns() noexcept;
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_SPIN_H_

@@ -1,7 +1,6 @@
 // The collectives of a rank that talks to two neighbours only; one file for each algorithm.
 
-#ifndef HVDLITE_RING_RING_H_
-#define HVDLITE_RING_RING_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -52,5 +51,3 @@ struct Ring {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_RING_H_

@@ -12,8 +12,7 @@
 // So ranks may be ahead of each other by at most `slots` chunks, whatever their speed, and a rank returns from a
 // collective while slower peers still read its slots.
 
-#ifndef HVDLITE_SHM_PLANE_H_
-#define HVDLITE_SHM_PLANE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -86,5 +85,3 @@ hvd_status alltoall(Plane& plane, const hvd_span* sends, const uint64_t* send_co
 hvd_status barrier(Plane& plane) noexcept;
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_PLANE_H_

@@ -1,7 +1,6 @@
 // A link whose neighbours are played by the test.
 
-#ifndef HVDLITE_TESTS_RING_NEIGHBOURS_H_
-#define HVDLITE_TESTS_RING_NEIGHBOURS_H_
+#pragma once
 
 #include <poll.h>
 
@@ -95,5 +94,3 @@ struct Neighbours {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_TESTS_RING_NEIGHBOURS_H_

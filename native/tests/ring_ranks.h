@@ -1,7 +1,6 @@
 // The ranks of a ring as threads, over socket pairs, which a test may cut and replace at any time.
 
-#ifndef HVDLITE_TESTS_RING_RANKS_H_
-#define HVDLITE_TESTS_RING_RANKS_H_
+#pragma once
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -78,5 +77,3 @@ inline hvd_span span_of(const void* in, void* out, uint64_t bytes) {
 }
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_TESTS_RING_RANKS_H_

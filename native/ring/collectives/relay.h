@@ -15,8 +15,7 @@
 // on an earlier one, then what lies on the receiver's other link is of the same place in the order up to one step
 // later, which is less than `window` frames; links take that many, so the earlier one can be sent.
 
-#ifndef HVDLITE_RING_RELAY_H_
-#define HVDLITE_RING_RELAY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -103,5 +102,3 @@ class Relay {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_RELAY_H_

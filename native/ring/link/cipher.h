@@ -4,8 +4,7 @@
 // which neither a frame nor an acknowledgement of one connection ever shares with another. The header travels in the
 // clear, but the tag that follows the payload covers it as well.
 
-#ifndef HVDLITE_RING_CIPHER_H_
-#define HVDLITE_RING_CIPHER_H_
+#pragma once
 
 #include <cstddef>
 
@@ -42,5 +41,3 @@ class Cipher {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_CIPHER_H_

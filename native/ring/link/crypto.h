@@ -3,8 +3,7 @@
 // So nothing has to be linked, no header is needed, and there is one libcrypto in the process, with the security
 // updates that Python gets. The signatures have been the same since OpenSSL 1.1.
 
-#ifndef HVDLITE_RING_CRYPTO_H_
-#define HVDLITE_RING_CRYPTO_H_
+#pragma once
 
 namespace hvd::ring {
 
@@ -30,5 +29,3 @@ struct Crypto {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_CRYPTO_H_

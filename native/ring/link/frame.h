@@ -5,8 +5,7 @@
 // checksum that it names. An acknowledgement is a header alone, which goes the other way. Fields are in little-endian
 // order, as is every processor that wheels are built for.
 
-#ifndef HVDLITE_RING_FRAME_H_
-#define HVDLITE_RING_FRAME_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -39,5 +38,3 @@ bool is_data(const FrameHeader& header, uint64_t session, uint64_t sequence, uin
 bool is_ack(const FrameHeader& header, uint64_t session) noexcept;
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_FRAME_H_

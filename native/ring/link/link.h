@@ -22,8 +22,7 @@
 // The thread that runs collectives uses a link frame by frame; other threads may call the functions marked "for any
 // thread" at any time.
 
-#ifndef HVDLITE_RING_LINK_H_
-#define HVDLITE_RING_LINK_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -136,5 +135,3 @@ class Link {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_LINK_H_

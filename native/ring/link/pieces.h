@@ -1,7 +1,6 @@
 // Reading and writing several pieces of memory as one run of bytes of a stream socket.
 
-#ifndef HVDLITE_RING_PIECES_H_
-#define HVDLITE_RING_PIECES_H_
+#pragma once
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -57,5 +56,3 @@ class Pieces {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_PIECES_H_

@@ -6,8 +6,7 @@
 //
 // Not for several threads at once; Link has the lock.
 
-#ifndef HVDLITE_RING_SENDER_H_
-#define HVDLITE_RING_SENDER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -89,5 +88,3 @@ class Sender {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_SENDER_H_

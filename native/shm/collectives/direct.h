@@ -12,8 +12,7 @@
 // all ranks have passed kFilled of that chunk, all know the same. If they do not all have a table, they abandon the
 // chunks of this attempt and start over through the slots.
 
-#ifndef HVDLITE_SHM_DIRECT_H_
-#define HVDLITE_SHM_DIRECT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ class DirectAllReduce {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_DIRECT_H_

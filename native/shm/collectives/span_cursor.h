@@ -1,7 +1,6 @@
 // Walks over spans once, so that algorithms think in positions of one long vector.
 
-#ifndef HVDLITE_SHM_SPAN_CURSOR_H_
-#define HVDLITE_SHM_SPAN_CURSOR_H_
+#pragma once
 
 #include <cstdint>
 
@@ -34,5 +33,3 @@ class SpanCursor {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_SPAN_CURSOR_H_

@@ -8,8 +8,7 @@
 // own region into a private one, in place. Addresses stay valid, threads that use the memory meanwhile notice nothing,
 // and what peers write from then on reaches nobody.
 
-#ifndef HVDLITE_SHM_ARENA_H_
-#define HVDLITE_SHM_ARENA_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -70,5 +69,3 @@ class Arena {
 }  // namespace hvd::shm
 
 struct hvd_arena : hvd::shm::Arena {};
-
-#endif  // HVDLITE_SHM_ARENA_H_

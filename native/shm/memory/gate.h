@@ -9,8 +9,7 @@
 // A peer's memory is not trusted: a wrong counter can make data wrong or a wait time out, but nothing is ever indexed
 // by it.
 
-#ifndef HVDLITE_SHM_GATE_H_
-#define HVDLITE_SHM_GATE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -57,5 +56,3 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
               "processes can share only lock-free atomics");
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_GATE_H_

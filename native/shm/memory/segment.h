@@ -10,8 +10,7 @@
 //
 // A fresh segment is all zeros, which is a valid state: no rank has done anything.
 
-#ifndef HVDLITE_SHM_SEGMENT_H_
-#define HVDLITE_SHM_SEGMENT_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -71,5 +70,3 @@ class Segment {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_SEGMENT_H_
