@@ -20,6 +20,8 @@ constexpr uint64_t kCopyBytes = 32 << 10;
 // Batches up to this size are folded by every rank: even 1 Gbit/s carries them in about the time of one step.
 constexpr uint64_t kSmallBytes = 8 << 10;
 
+constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
+
 struct Ring {
   int32_t rank;
   int32_t size;

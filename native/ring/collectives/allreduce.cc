@@ -26,8 +26,6 @@ namespace {
 // Elements of a frame are a multiple of this, so that frames of any type begin on cache lines if the batch does.
 constexpr uint64_t kElementStep = 64;
 
-constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
-
 struct Plan {
   uint64_t count;  // elements of the batch
   uint64_t rounds;
