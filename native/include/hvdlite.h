@@ -118,7 +118,7 @@ HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
 // Allocates huge pages there if the system has any, and nothing otherwise. To be called before the pages are used.
 HVD_API void hvd_arena_use_huge_pages(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
 
-// Returns pages of this rank's region to the system.
+// Returns pages of this rank's region to the system; they read as zeros then.
 HVD_API hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes);
 
 // Detaches this rank's region from its peers, whose writes must not be seen any more: collectives running in it fail.

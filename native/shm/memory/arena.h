@@ -39,19 +39,11 @@ class Arena {
   bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
   void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
 
-  // Puts huge pages into the own region where the system has some to give.
+  // As the functions of hvdlite.h.
   void use_huge_pages(int fd, uint64_t offset, uint64_t bytes) noexcept;
-
-  // Whole pages of the own region become private copies of what they hold.
   hvd_status make_private(int fd, uint64_t offset, uint64_t bytes) noexcept;
-
-  // To be called in a forked child: it does not have the regions of the others, and what it writes is its own.
   hvd_status after_fork(int fd) noexcept;
-
-  // Gives the memory of whole pages of the own region back to the system; they read as zeros then.
   hvd_status release(uint64_t offset, uint64_t bytes) noexcept;
-
-  // Unmaps the regions of all others.
   void leave_peers() noexcept;
 
  private:
