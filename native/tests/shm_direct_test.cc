@@ -8,12 +8,7 @@
 
 namespace {
 
-using hvd::shm::Arena;
-using hvd::shm::Geometry;
-using hvd::shm::kSecond;
-using hvd::shm::Plane;
-using hvd::shm::Ranks;
-using hvd::shm::span_of;
+using namespace hvd::shm;
 
 constexpr uint64_t kRegionBytes = 1 << 20;
 constexpr hvd_reduction kSum = {HVD_INT32, HVD_SUM, 1.0, 1.0};
