@@ -30,4 +30,12 @@ int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noe
 
 int64_t monotonic_ns() noexcept;
 
+// How a rank waits: it spins, then sleeps, and gives up once nothing has moved for `timeout_ns`.
+struct Patience {
+  Patience(int64_t spin_ns, int64_t limit_ns) noexcept : spin{spin_ns, 0, 0}, timeout_ns(limit_ns) {}
+
+  hvd_spin spin;
+  int64_t timeout_ns;
+};
+
 }  // namespace hvd

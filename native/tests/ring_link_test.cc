@@ -239,7 +239,7 @@ void test_silence_times_out_with_a_connection_and_without() {
   Neighbours neighbours(milliseconds(50));
   CHECK(!neighbours.receive(1));
   CHECK(neighbours.link.status() == HVD_TIMED_OUT);
-  Link alone(kSession, kWindow, true, {milliseconds(0), milliseconds(50)});
+  Link alone(kSession, kWindow, true, {0, 50'000'000});
   Message payload;
   uint32_t crc;
   CHECK(!alone.receive(1, &payload, &crc));

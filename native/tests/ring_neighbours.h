@@ -26,14 +26,15 @@ inline std::string frame(uint64_t sequence, const std::string& payload = kPayloa
   return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
 }
 
-constexpr std::chrono::microseconds kSpin(20);
+constexpr int64_t kSpinNs = 20'000;
 
 struct Neighbours {
   explicit Neighbours(std::chrono::milliseconds timeout = std::chrono::seconds(5), bool has_checksums = true,
                       size_t connections = 1)
       : left(connections),
         right(connections),
-        link(kSession, kWindow, has_checksums, {kSpin, timeout}, nullptr, connections) {
+        link(kSession, kWindow, has_checksums, {kSpinNs, std::chrono::nanoseconds(timeout).count()}, nullptr,
+             connections) {
     for (size_t i = 0; i < connections; ++i) {
       CHECK(link.attach_left(i, left[i].ends[0]));
       CHECK(link.attach_right(i, right[i].ends[0], 0));

@@ -32,7 +32,7 @@ class Ranks {
       : connections_(connections), wires_(size * connections) {
     for (int32_t rank = 0; rank < size; ++rank) {
       // One rank sleeps at once and the next one spins first, so each kind waits for the other.
-      const hvd::ring::Patience patience{std::chrono::microseconds(rank % 2 * 50), std::chrono::seconds(20)};
+      const Patience patience{rank % 2 * 50'000, 20'000'000'000};
       rings_.emplace_back(
           new Ring{rank, size, chunk_bytes, window, {42, window, true, patience, nullptr, connections}});
     }

@@ -19,14 +19,6 @@
 
 namespace hvd::shm {
 
-// How a rank waits: it spins, then sleeps, and gives up after `timeout_ns`.
-struct Patience {
-  Patience(int64_t spin_ns, int64_t limit_ns) noexcept : spin{spin_ns, 0, 0}, timeout_ns(limit_ns) {}
-
-  hvd_spin spin;
-  int64_t timeout_ns;
-};
-
 // Zero bytes are a valid gate: nothing passed, nobody asleep. Each gate has a pair of cache lines of its own, since
 // processors fetch lines in pairs.
 class alignas(128) Gate {
