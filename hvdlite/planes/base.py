@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite.errors import HvdError
 from hvdlite.tensors.buffer import Matrix, Spans, address_of
@@ -158,6 +159,34 @@ class DataPlane(ABC):
             self.abort(error)
             assert self._error is not None
             raise self._error from None
+
+    def _expect(self, spans: Sequence[Spans], what: str) -> None:
+        """Raises ValueError unless there are spans for each rank."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+
+    def _joined(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """Returns the spans of each rank as the rows of one array, and how many rows each rank has."""
+        self._expect(spans, what)
+        return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
+
+    def _cells_of(self, matrix: Matrix) -> Matrix:
+        """Returns ``matrix`` as native code reads it. Raises ValueError if it is not that of all ranks."""
+        if matrix.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {matrix.shape}")
+        return np.ascontiguousarray(matrix, np.uint64)
+
+    def _expect_bytes(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        """Raises ValueError unless the spans of an all-to-all have the bytes of ``matrix``."""
+        cells = self._cells_of(matrix)
+        for what, spans, expected in (("sent", sends, cells[self.rank]), ("received", receives, cells[:, self.rank])):
+            self._expect(spans, "alltoall")
+            found = np.array([rows[:, 2].sum() for rows in spans], np.uint64)
+            for rank in np.flatnonzero(found != expected).tolist():
+                raise ValueError(
+                    f"alltoall: the matrix has {expected[rank]} bytes between ranks {self.rank} and {rank}, "
+                    f"but {found[rank]} are {what}"
+                )
 
 
 class DevicePlane(DataPlane):

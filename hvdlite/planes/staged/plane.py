@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-
 from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
@@ -77,8 +75,7 @@ class StagedPlane(GpuPlane):
         return self._stage(flows, _bytes_in(parts), move)
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Staged | None:
-        if (_bytes_of(sends) != matrix[self.rank]).any() or (_bytes_of(receives) != matrix[:, self.rank]).any():
-            raise ValueError("alltoall: the spans have not the bytes that the matrix says")
+        self._expect_bytes(sends, receives, matrix)
         most = int((matrix.sum(0) + matrix.sum(1)).max())  # of any rank, so that all make as many pieces
         count = count_of(most, 2 * self.size, self._room)
 
@@ -177,7 +174,3 @@ def _warn(text: str) -> None:
 
 def _bytes_in(lists: Sequence[Spans]) -> int:
     return int(sum(int(spans[:, 2].sum()) for spans in lists))
-
-
-def _bytes_of(lists: Sequence[Spans]) -> Matrix:
-    return np.array([spans[:, 2].sum() for spans in lists], np.uint64)
