@@ -18,7 +18,7 @@ from hvdlite.groups import choose
 from hvdlite.planes.base import Planes
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.nccl import library as nccl
-from hvdlite.planes.nccl import part
+from hvdlite.planes.nccl import plane
 from hvdlite.session import current
 from hvdlite.settings import Start
 from hvdlite.tensors.device import CPU, Device
@@ -120,7 +120,7 @@ def _refused(folder: str, lacking: str) -> list[str]:
     """Rank 1 of 2 lacks something. Returns what submits of a tensor on a GPU are told."""
     if Start.read().rank == 1:
         if lacking == "nccl":
-            part.apparent_absence = lambda: "there is no NCCL; install one."
+            plane.apparent_absence = lambda: "there is no NCCL; install one."
         else:
             Gpu.looks_at_files = True
     gpu = Gpu(folder)

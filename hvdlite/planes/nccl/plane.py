@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hvdlite.cuda.events import Events, latest
 from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError, absence_of
 from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.nccl.collectives import (
@@ -39,7 +40,7 @@ from hvdlite.planes.nccl.collectives import (
 from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
-from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
+from hvdlite.planes.nccl.library import BYTES, OPERATIONS, apparent_absence, library
 from hvdlite.planes.nccl.offers import Offer, do_all, exchange, obstacle, sharing
 from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
 from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
@@ -49,6 +50,8 @@ from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max
+
+_LONGEST: Final = 400  # characters of an address
 
 T = TypeVar("T")
 Give = Callable[[Gpu, Group], None]
@@ -171,7 +174,7 @@ class NcclPlane(GpuPlane):
             if self._error is not None:
                 self._gpu.communicator.abort()
             self._gpu.close(is_done=not self._launched)
-        self._chosen.close()
+        self._close_events()
 
     def _launch(self, what: str, address: int, give: Give) -> Launched:
         """Has ``give`` give the GPU of ``address``, which may be 0, a collective."""
@@ -280,6 +283,28 @@ class NcclPlane(GpuPlane):
         return HorovodInternalError(
             f"{what} has not ended within HVDLITE_PROGRESS_TIMEOUT; the GPU of a rank is stopped or far behind"
         )
+
+
+class NcclPart(Part[DataPlane]):
+    """Publishes why this rank cannot load NCCL; nothing if it seems to have it. Nothing is loaded before it is used."""
+
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self._membership = membership
+        self._options = options
+
+    def bind(self) -> Address:
+        return apparent_absence()[:_LONGEST]
+
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        members = self._membership
+        if not all(isinstance(address, str) and len(address) <= _LONGEST for address in addresses):
+            raise HorovodInternalError("a rank published no valid address of NCCL; is its hvdlite the same as here?")
+        lacking = [f"on rank {rank} {why}" for rank, why in zip(members.ranks, addresses, strict=True) if why]
+        lack = f"tensors on GPUs need NCCL on all ranks, but {lacking[0]}" if lacking else ""
+        return NcclPlane(members, self._options, lack)
+
+    def close(self) -> None:
+        pass
 
 
 def _first_address(lists: Sequence[Spans], column: int) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -19,11 +19,13 @@ from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
 from hvdlite.planes.staged.pipeline import Pipeline
 from hvdlite.planes.staged.staged import Staged
+from hvdlite.scope import Scope
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -160,10 +162,31 @@ class StagedPlane(GpuPlane):
             try:
                 if self._gpu is not None:
                     self._gpu.close()
-                self._chosen.close()
+                self._close_events()
                 self._inner.close()
             finally:
                 self._running.release()
+
+
+class StagedPart(Part[DataPlane]):
+    """Has a part of its own for the memory of the host, which ``make`` makes of a membership.
+
+    The ``regret`` that there is no better plane is logged by the first rank once this one is used.
+    """
+
+    def __init__(self, membership: Membership, make: Callable[[Membership], Part[DataPlane]], regret: str = "") -> None:
+        self._membership = membership
+        self._regret = "" if membership.rank else regret
+        self._inner = make(membership.among(range(membership.size), "staged"))
+
+    def bind(self) -> Address:
+        return self._inner.bind()
+
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        return StagedPlane(self._membership, self._inner.connect(addresses, scope), self._regret)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 @cache
