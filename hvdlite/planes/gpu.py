@@ -16,7 +16,7 @@ from hvdlite.tensors.device import Device
 
 
 class GpuPlane(DevicePlane):
-    """A plane of one of the ``members``, for one GPU: that of its first tensor, since programs choose it after `init`.
+    """A plane of one of the ``members``, for the GPU of its first tensor, since programs choose a GPU after `init`.
 
     The first submit chooses the GPU, or the first collective if it has no tensor here: then it is the GPU of the rank's
     number on its host. Choosing takes no lock, since a signal handler may end a submit anywhere.
@@ -60,7 +60,7 @@ class GpuPlane(DevicePlane):
         return os.getpid() != self._owner_pid
 
     def _events_for(self, address: int) -> Events:
-        """Returns the events of the plane's GPU, whose memory ``address`` is, unless that is 0.
+        """Returns the events of the plane's GPU. ``address`` is in its memory, or 0.
 
         Raises HorovodInternalError if the plane cannot be used, or the memory is another GPU's.
         """

@@ -10,18 +10,18 @@ slice per lane and
 
 Ranks without a lane take part in 1 and 3 only. Each of H hosts sends 2 (H - 1) / H of the batch over the network, the
 least possible (Patarasuk and Yuan, 2009), and its ranks share the work. Partial results of float16 and bfloat16 are
-float32 in 1 and 2, so sums are rounded once, at the end, and overflow no earlier; results travel as 16 bits. So it is
-with averages of integers, whose sums are wider too.
+float32 in 1 and 2, so sums are rounded once, at the end, and overflow no earlier; results travel as 16 bits. Sums for
+averages of integers are wider in 1 and 2, too.
 
-An all-gather first distributes within each host what its own ranks contribute, and then takes steps 2 and 3 for the
-contributions of other hosts, so each host receives each byte once. A broadcast is a case of it.
+An all-gather first distributes the contributions of a host's ranks within the host, and then takes steps 2 and 3 for
+the contributions of other hosts, so each host receives each byte once. A broadcast is a case of it.
 
-In a reduce-scatter a lane reduces the parts of its own ranks, and step 2 leaves each part where it belongs. That takes
-hosts with equal numbers of ranks; otherwise it runs on one *ring* of all ranks, in which those of a host are
-neighbours. An all-to-all uses that ring for everything that moves between hosts.
+In a reduce-scatter a lane reduces the parts of its own ranks, and step 2 leaves each part where it belongs. That needs
+hosts with equal numbers of ranks; otherwise a reduce-scatter runs on one *ring* of all ranks, in which the ranks of a
+host are neighbours. An all-to-all uses that ring for everything that moves between hosts.
 
-Large batches move in pieces. So ranks that wait in shared memory while others wait for the network never wait longer
-than a piece takes, and the timeout holds for a piece and not for the batch.
+Large batches move in pieces. A rank that waits in shared memory while another waits for the network waits for one
+piece, and so the timeout applies to a piece and not to the batch.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def lanes_of(hosts: Hosts) -> Hosts:
 
 
 def in_ring_order(hosts: Hosts) -> Sequence[int]:
-    """Returns all ranks, with those of a host adjacent."""
+    """Returns all ranks, host by host."""
     return [rank for ranks in hosts for rank in ranks]
 
 
 class HierarchicalPlane(DataPlane):
     """A plane made of others, which it owns.
 
-    These are ``local`` of the ranks of this host, ``lane`` of the ranks of this rank's lane, if it is in one, and
-    ``ring`` of all ranks, host by host.
+    ``local`` has the ranks of this host, ``lane`` the ranks of this rank's lane, if it has one, and ``ring`` all ranks,
+    host by host.
     """
 
     name = "hierarchical"
@@ -92,7 +92,7 @@ class HierarchicalPlane(DataPlane):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Those of its parts together."""
+        """The sums of its parts' counters."""
         total: Counter[str] = Counter()
         for part in self._parts:
             total.update(part.counters)
@@ -197,11 +197,11 @@ class HierarchicalPlane(DataPlane):
         return [*slices, *[_NOTHING] * (len(self._neighbours) - len(slices))]
 
     def _to_others(self, spans: Sequence[Spans]) -> list[Spans]:
-        """Reorders the ``spans`` of the ranks to the ring's order and drops those of this host."""
+        """Reorders the ``spans`` of the ranks to the ring's order, and empties those of ranks of this host."""
         return [_NOTHING if rank in self._neighbours else spans[rank] for rank in self._order]
 
     def _between_hosts(self, matrix: Matrix) -> Matrix:
-        """Reorders ``matrix`` to the ring's order and drops the bytes that stay on a host."""
+        """Reorders ``matrix`` to the ring's order, without the bytes that stay on a host."""
         between = matrix.copy()
         for ranks in self._hosts:
             between[np.ix_(ranks, ranks)] = 0

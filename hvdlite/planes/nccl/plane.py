@@ -1,11 +1,11 @@
 """The plane for the memory of CUDA devices: collectives that NCCL launches on a stream of the plane.
 
-The communicator is made with the first collective, because only its addresses tell which GPU this rank uses: scripts
-choose it after `init`. All ranks run the same collectives in the same order, so they make it together, after they have
-told each other of their GPUs (`offers`).
+The communicator is made with the first collective, because its addresses show which GPU this rank uses: scripts choose
+the GPU after `init`. All ranks run the same collectives in the same order, so they make the communicator together,
+after they have exchanged which GPUs they use (`offers`).
 
-The thread that runs a batch launches it and goes on. Its end is an event of the stream, for which `Launched.wait` and
-streams that use the result wait. If a peer is missing, `Watcher` ends the kernels, and so those waits.
+The thread that runs a batch launches it and goes on. The end of the batch is an event of the stream, for which
+`Launched.wait` and streams that use the result wait. If a peer is missing, `Watcher` ends the kernels and so the waits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NcclPlane(GpuPlane):
     """The plane of one of the ``members``.
 
     An error that NCCL reports of itself ends the plane after the peer time-out, in which the group may find that a peer
-    is lost. ``lack`` says which ranks have no NCCL: the plane then takes no tensors.
+    is lost. ``lack`` names ranks without NCCL: the plane then takes no tensors.
     """
 
     name = "nccl"
@@ -199,7 +199,7 @@ class NcclPlane(GpuPlane):
         self._settle(gpu, what)
 
     def _used(self, address: int) -> Gpu:
-        """Returns the GPU of this plane, whose memory ``address`` is; with the first call, and all ranks, makes it."""
+        """Returns the plane's GPU, which ``address`` belongs to. The first call makes it, together with all ranks."""
         events = self._events_for(address)
         if self._gpu is None:
             self._make(events)
@@ -223,7 +223,7 @@ class NcclPlane(GpuPlane):
         self._settle(self._gpu, "connecting the ranks' GPUs")
 
     def _meeting(self, what: Callable[[DataPlane], T]) -> T:
-        """Returns what ``what`` does over the plane for memory of the host, in which all ranks meet."""
+        """Runs ``what`` with all ranks, over the plane for memory of the host, and returns its result."""
         assert self._of_host is not None
         self._is_meeting = True
         try:

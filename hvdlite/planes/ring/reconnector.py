@@ -82,7 +82,7 @@ class Reconnector:
         self._close_by = _NEVER  # set once
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.set(self._wake, select.POLLIN, self._wake_up)
-        self._told = 0  # how many resumed connections the user knows of
+        self._warned_of = 0  # resumed connections that the last warning counted
         self._thread = threading.Thread(target=self._run, name="hvdlite-ring-reconnector", daemon=True)
         self._thread.start()
 
@@ -195,9 +195,9 @@ class Reconnector:
     def _warn_of_resumed(self) -> None:
         """Warns of re-established connections: the first, and then whenever their number has doubled."""
         resumed = self.resumed
-        if resumed < max(1, 2 * self._told):
+        if resumed < max(1, 2 * self._warned_of):
             return
-        self._told = resumed
+        self._warned_of = resumed
         logger.warning(
             "rank %d: connections to its neighbours, ranks %d and %d, ended and were re-established without losing "
             "data; %d so far, and %d damaged frames",

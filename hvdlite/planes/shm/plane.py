@@ -43,11 +43,10 @@ class Geometry(NamedTuple):
 
 
 def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry:
-    """The geometry for ``size`` ranks on ``cores``, by default those of this process: the options, or defaults for 0.
+    """Returns the geometry for ``size`` ranks on ``cores`` (default: the cores of this process) from the options.
 
-    Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
-    the segment stays below 64 MiB.
-    Raises ValueError for invalid options.
+    By default, ranks that share cores use longer chunks, since each wait is a context switch, and many ranks use
+    shorter ones, so that the segment stays below 64 MiB. Raises ValueError for invalid options.
     """
     slots, chunk_bytes = options.shm_slots, options.shm_chunk
     is_oversubscribed = size > (len(os.sched_getaffinity(0)) if cores is None else cores)

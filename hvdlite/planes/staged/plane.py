@@ -1,10 +1,10 @@
 """The plane for the memory of CUDA devices that goes through memory of the host, where ranks have no NCCL.
 
-Another plane, of its own, does the collectives in pinned memory. So they have the arithmetic of CPUs, whatever the type
-and the scale factors, and tensors on CPUs never wait for GPUs: those have a plane of theirs, in another thread.
+An inner plane runs the collectives in pinned memory. So they have the arithmetic of CPUs, whatever the type and the
+scale factors. Tensors on CPUs never wait for GPUs, because they have another plane and another thread.
 
-A collective is taken at once; who waits for its completion does it, one after the other. The memory of the host that
-this takes does not depend on the tensors.
+A collective is accepted at once and run by the thread that waits for its completion; collectives run one after the
+other. The memory of the host that they need does not depend on the tensors.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class StagedPlane(GpuPlane):
         self._free_if_closed()
 
     def _stage(self, flows: Sequence[Flow], most: int, move: Move) -> Staged | None:
-        """Takes a collective of at ``most`` so many bytes on a rank; None if no rank has any."""
+        """Accepts a collective of at most ``most`` bytes on any rank; None if no rank has any."""
         if not most:
             self._refuse_if_aborted()
             return None
@@ -126,7 +126,7 @@ class StagedPlane(GpuPlane):
         return staged
 
     def _carry_out(self, last: Staged) -> None:
-        """Does what was taken, in order, up to ``last``."""
+        """Runs the accepted collectives, in order, up to ``last``."""
         with self._running:
             while not last.is_over:
                 self._do(self._taken[0])
@@ -148,7 +148,7 @@ class StagedPlane(GpuPlane):
             staged.finished(error)
 
     def _used(self, address: int) -> Pipeline:
-        """Returns what this plane has on its GPU, whose memory ``address`` is; makes it with the first collective."""
+        """Returns the pipeline on the plane's GPU, which ``address`` belongs to. The first collective makes it."""
         events = self._events_for(address)
         if self._gpu is None:
             self._gpu = Pipeline(events, self._room)

@@ -175,7 +175,7 @@ class ZmqPlane(NeighbourPlane):
         return np.concatenate(done) if done else np.empty(0, BITS[dtype])
 
     def _circulate(self, blocks: Sequence[Array]) -> None:
-        """Sends this rank's block round the ring, and receives those of the others."""
+        """Sends this rank's block round the ring, and receives the blocks of the others."""
         for step in range(self.size - 1):
             self._exchange(blocks[(self.rank - step) % self.size], blocks[(self.rank - step - 1) % self.size])
 
