@@ -1,4 +1,4 @@
-"""Memory of a GPU, memory of the host that a GPU can reach, and which of the two an address is in."""
+"""Memory of a GPU, and memory of the host that a GPU can reach."""
 
 from __future__ import annotations
 
