@@ -1,7 +1,7 @@
 // The C interface of libhvdlite: everything Python may call, and nothing else.
 //
 // Conventions: functions return a hvd_status; pointers are borrowed for the length of the call; a handle is used by one
-// thread at a time except where said. hvdlite/native.py declares the same functions, and a test compares the two.
+// thread at a time unless noted. hvdlite/native.py declares the same functions, and a test compares the two.
 
 #pragma once
 
@@ -22,7 +22,7 @@ enum {
   HVD_TIMED_OUT = 2,  // nothing moved for the progress timeout
   HVD_CORRUPT = 3,    // a frame failed its check
   HVD_INVALID = 4,    // an argument is out of range
-  HVD_SYSTEM = 5,     // a system call failed; errno says which
+  HVD_SYSTEM = 5,     // a system call failed; errno has the reason
 };
 
 // The values of hvdlite.tensors.dtypes.DType.

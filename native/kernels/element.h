@@ -33,7 +33,7 @@ struct Averaged {
   T value;
 };
 
-// A sum of 64-bit integers, high * 2^32 + low: the sum of their upper halves, and that of their lower ones, unsigned.
+// A sum of 64-bit integers, high * 2^32 + low: the sum of their upper halves, and of their lower halves, unsigned.
 struct SumOfHalves {
   int64_t high;
   int64_t low;

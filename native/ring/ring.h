@@ -29,7 +29,7 @@ struct Ring {
   uint64_t window;       // frames ahead of the neighbour
   Link link;
 
-  // Each returns once its part is done and all memory is the caller's again; false: link.status() says why.
+  // Each returns once its part is done and all memory is the caller's again. False: link.status() is the reason.
   bool allreduce(const SpanList& spans, const hvd_reduction& reduction);
   bool allreduce_small(const SpanList& spans, const hvd_reduction& reduction);
   bool allgather(const SpanList& streams, const uint64_t* counts);

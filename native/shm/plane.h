@@ -61,7 +61,7 @@ class Plane {
   hvd_status record(hvd_status status) noexcept;
   hvd_status status() noexcept;
 
-  // Ends this rank's collectives, not those of its peers, who hear the reason on their own. Any thread, at any time.
+  // Ends this rank's collectives only: peers learn of a failure over the control link. Any thread, at any time.
   void abort() noexcept;
 
  private:

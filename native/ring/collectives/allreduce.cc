@@ -13,7 +13,7 @@
 // memory is bounded whatever the size of the batch.
 //
 // Cost: every rank sends and receives 2 (size - 1) / size of the batch (partial results of 16-bit floats are float32
-// and count twice, those of averages of integers up to four times) and waits 2 (size - 1) times for a frame, once in a
+// and count twice, sums for averages of integers up to four times) and waits 2 (size - 1) times for a frame, once in a
 // batch. See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 #include <algorithm>

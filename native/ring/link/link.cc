@@ -141,7 +141,7 @@ uint64_t Link::detach_left(size_t connection) noexcept {
 
 void Link::detach_right(size_t connection) noexcept {
   Lock lock(mutex_);
-  senders_[connection].read_acks();  // the last ones, which a neighbour that has left cannot tell again
+  senders_[connection].read_acks();  // the last ones, which a neighbour that has left cannot send again
   senders_[connection].detach();
 }
 

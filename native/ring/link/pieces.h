@@ -23,7 +23,7 @@ class Pieces {
 
   size_t bytes() const noexcept { return bytes_; }
 
-  // Write or read from byte `offset` on, without waiting. How many bytes moved; -1: errno says why none did.
+  // Write or read from byte `offset` on, without waiting. Return how many bytes moved; -1 with errno: none.
   ssize_t write(int fd, size_t offset) noexcept {
     return move([fd](const msghdr* message) { return ::sendmsg(fd, message, MSG_DONTWAIT | MSG_NOSIGNAL); }, offset);
   }

@@ -10,7 +10,7 @@
 namespace hvd::shm {
 namespace {
 
-// Where the cell for `receiver` begins in the stream of `sender`; that of the sender itself would follow all others.
+// Where the cell for `receiver` begins in the stream of `sender`; for the sender itself, where the stream ends.
 uint64_t begin_in_stream(int32_t sender, int32_t receiver, const uint64_t* matrix, int32_t size) noexcept {
   uint64_t begin = 0;
   for (int32_t rank = (sender + 1) % size; rank != receiver; rank = (rank + 1) % size) {

@@ -53,7 +53,7 @@ hvd_status Arena::map(int fd, int32_t own, int32_t count, uint64_t region_bytes)
   if (memory == MAP_FAILED) return HVD_SYSTEM;
   adopt(memory, own, count, region_bytes);
   is_mapped_ = has_peers_ = true;
-  // A core would have all of every rank's memory; and a forked child must not reach that of its parent's peers.
+  // A core dump would have all ranks' memory, and a forked child must not reach the memory of its parent's peers.
   if (hvd_status status = checked(madvise(memory, bytes, MADV_DONTDUMP))) return status;
   if (hvd_status status = checked(madvise(memory, bytes, MADV_DONTFORK))) return status;
   return checked(madvise(this->own(), region_bytes, MADV_DOFORK));

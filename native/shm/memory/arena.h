@@ -1,8 +1,8 @@
 // Memory that all ranks of a host have mapped, so that one may read and write the tensors of another.
 //
 // One sparse file has a region for each rank. A rank allocates in its own region only, and its peers see what it has
-// there without being told. Everyone maps the whole file, each at an address of its own; what is exchanged are offsets
-// in regions.
+// there without a message. Every rank maps the whole file, each at an address of its own; ranks exchange offsets in
+// regions.
 //
 // A rank stops sharing when something broke and a slow peer may still be about to write: it turns the mapping of its
 // own region into a private one, in place. Addresses stay valid, threads that use the memory meanwhile notice nothing,

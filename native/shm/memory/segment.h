@@ -1,4 +1,4 @@
-// The memory that the ranks of one host share, and what lies where in it.
+// The memory that the ranks of one host share, and its layout.
 //
 //   Header                      geometry (set by the first rank to map it, compared by the others)
 //   Gate[size][kStages]         what each rank has done so far, written by that rank only
