@@ -53,6 +53,14 @@ struct Neighbours {
     return bytes;
   }
 
+  // The sequence number of the acknowledgement that the left neighbour has received; 0 for none.
+  uint64_t acknowledged(size_t connection = 0) {
+    FrameHeader ack;
+    if (recv(left[connection].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
+    CHECK(is_ack(ack, kSession));
+    return ack.sequence;
+  }
+
   void acknowledge(uint64_t received, size_t connection = 0) {
     const FrameHeader ack = seal(Kind::kAck, kSession, received, 0, 0);
     CHECK(send(right[connection].ends[1], &ack, sizeof ack, 0) == sizeof ack);
@@ -88,6 +96,12 @@ struct Neighbours {
     CHECK(link.detach_left(connection) == expected);
     CHECK(link.attach_left(connection, wire->ends[0]));
     std::swap(left[connection].ends, wire->ends);
+  }
+
+  // The right neighbour, which has `received` frames, is connected anew.
+  void go_anew(SocketPair* wire, uint64_t received, size_t connection = 0) {
+    CHECK(link.attach_right(connection, wire->ends[0], received));
+    std::swap(right[connection].ends, wire->ends);
   }
 
   std::vector<SocketPair> left, right;  // by the number of the connection

@@ -33,13 +33,11 @@ _SEGMENT_LIMIT_BYTES = 64 << 20
 
 
 class Geometry(NamedTuple):
-    """The layout of a segment, equal on all its ranks, and how this rank waits."""
+    """The layout of a segment, equal on all its ranks."""
 
     nbytes: int
     chunk_bytes: int
     slots: int
-    spin_ns: int
-    progress_timeout_s: float
 
 
 def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry:
@@ -59,7 +57,7 @@ def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry
             f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} do not make a segment for {size} ranks; "
             "a chunk has 64 bytes to 1 GiB, a rank 2 to 1024 slots, and a host at most 1024 ranks"
         )
-    return Geometry(nbytes, chunk_bytes, slots, round(max(options.spin, 0) * 1000), options.progress_timeout)
+    return Geometry(nbytes, chunk_bytes, slots)
 
 
 class ShmPlane(HostPlane):
@@ -88,8 +86,8 @@ class ShmPlane(HostPlane):
                 size,
                 shape.chunk_bytes,
                 shape.slots,
-                shape.spin_ns,
-                round(shape.progress_timeout_s * 1e9),
+                round(max(options.spin, 0) * 1000),
+                round(options.progress_timeout * 1e9),
                 ctypes.byref(handle),
             )
         finally:
