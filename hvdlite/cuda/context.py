@@ -15,8 +15,8 @@ from hvdlite.errors import HorovodInternalError
 class Context:
     """The primary context of GPU ``ordinal``, as this process numbers what it sees.
 
-    Most calls of CUDA are for the context that is current in their thread. hvdlite's are made in threads of its own
-    and in those of the user, whose context must be what it was afterwards, so they are made within `current`.
+    Most calls of CUDA are for the context that is current in their thread. hvdlite makes them in its own threads and in
+    the user's, whose context must afterwards be what it was before. So they are made within `current`.
     A forked child cannot use CUDA: there `current` raises, and `close` does nothing.
     """
 
@@ -36,7 +36,7 @@ class Context:
         return self._handle is not None and os.getpid() == self._owner_pid
 
     def identity(self) -> str:
-        """Returns the UUID of the GPU, or of the instance of one, which tells it from all others."""
+        """Returns the UUID of the GPU, or of the instance of a GPU."""
         found = driver.Uuid()
         self._driver.cuDeviceGetUuid_v2(ctypes.byref(found), self._device)
         return str(uuid.UUID(bytes=bytes(found)))
@@ -45,8 +45,8 @@ class Context:
     def current(self) -> Iterator[None]:
         """Makes this the current context of the calling thread.
 
-        CUDA then also takes calls that it otherwise refuses, and invalidates the capture for, while any thread captures
-        a graph. That is for calls whose work belongs into the graph, and hvdlite's does not.
+        While any thread captures a graph, CUDA would otherwise refuse some calls and invalidate the capture, because
+        their work could belong to the graph. hvdlite's work does not.
         """
         mode = ctypes.c_int(driver.CAPTURE_RELAXED)
         with self.pushed():
@@ -58,7 +58,7 @@ class Context:
 
     @contextmanager
     def pushed(self) -> Iterator[None]:
-        """Does as `current`, but for calls that CUDA always takes: those that only give a stream something to do."""
+        """Does as `current` for calls that CUDA never refuses: those that only give a stream work."""
         if not self.is_usable:
             reason = "it is closed" if self._handle is None else "this process is a fork of the one that uses it"
             raise HorovodInternalError(f"GPU {self.ordinal} cannot be used: {reason}; call hvdlite.init() here first.")
@@ -69,7 +69,7 @@ class Context:
             self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def close(self) -> None:
-        """Gives the context back, which others in this process go on using. May be called twice."""
+        """Releases the context, which frameworks in this process go on using. May be called twice."""
         if self.is_usable:
             self._handle = None
             self._driver.cuDevicePrimaryCtxRelease_v2(self._device)

@@ -1,9 +1,9 @@
 """CUDA's driver: every function that hvdlite calls, with its signature, and its error codes turned into errors.
 
-The driver and not the runtime, because it is there wherever a GPU works: PyTorch loads a runtime, JAX and TensorFlow
-have one of their own inside, and its structures change with the major version. Functions of the driver keep their
-form, new forms get new names (``_v2``), and it alone loads PTX. Its streams, events and contexts are those of the
-runtime. Calls release the GIL.
+hvdlite calls the driver and not the runtime, because the driver is there wherever a GPU works: PyTorch loads a runtime,
+JAX and TensorFlow have one inside, and the runtime's structures change with its major version. Functions of the driver
+keep their form, new forms get new names (``_v2``), and only the driver loads PTX. Streams, events and contexts of the
+driver and of the runtime are the same. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SIGNATURES: Final[Signatures] = {
     "cuLaunchKernel": (Status, (c_void_p, *(c_uint,) * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p))),
 }
 
-# What a status other than success may be, where that is an answer and no error.
+# The statuses other than success that are answers and not errors.
 _ANSWERS: Final[dict[str, Container[int]]] = {
     "cuInit": range(1000),  # `library` looks at it
     "cuEventQuery": (NOT_READY,),
@@ -98,7 +98,7 @@ class OutOfGpuMemory(HorovodInternalError):
 
 @cache
 def loaded() -> Any:
-    """Loads the driver, and leaves it to others to initialize it. Its functions raise HorovodInternalError.
+    """Loads the driver without initializing it. Its functions raise HorovodInternalError.
 
     Raises NativeUnavailable, with what to do, if it is missing or too old.
     """

@@ -1,4 +1,4 @@
-"""Events of one GPU, which are used again and again."""
+"""Events of one GPU, which are reused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Events:
     def __init__(self, ordinal: int) -> None:
         self.context = Context(ordinal)
         self._made: list[Event] = []
-        self._spare: list[Event] = []  # those that nobody uses
+        self._spare: list[Event] = []  # unused
         self._numbers = itertools.count()
 
     def record(self, stream: int) -> Moment:
-        """Returns the moment at which ``stream``, of hvdlite, will have done all that it has been given until now."""
+        """Returns the moment at which ``stream``, one of hvdlite's, will have done its work until now."""
         moment = self._next(stream)
         moment.event.record(ctypes.c_void_p(stream))
         return moment
@@ -48,7 +48,7 @@ class Events:
 
 
 class Moment:
-    """An event for as long as somebody asks for it. Then another moment has it."""
+    """An event for as long as this object lives. Then another moment reuses the event."""
 
     __slots__ = ("_spare", "event", "order")
 
@@ -62,7 +62,7 @@ class Moment:
 
 
 def latest(moments: Iterable[Moment]) -> list[Moment]:
-    """Returns those after which all of ``moments`` have passed: the last one of each thread in each stream."""
+    """Returns the last of ``moments`` of each thread in each stream; when these have passed, so have all."""
     found: dict[tuple[int, int], Moment] = {}
     for moment in moments:
         place, number = moment.order

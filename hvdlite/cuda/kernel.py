@@ -13,7 +13,7 @@ from hvdlite.cuda.streams import Stream
 class Kernel(Owned):
     """The kernel ``name`` of the PTX ``text``, on the GPU of ``context``; its one parameter is a structure.
 
-    To load it takes milliseconds, since the driver compiles it, unless that has the result from an earlier process.
+    Loading takes milliseconds, because the driver compiles it, unless the driver has the result of an earlier process.
     """
 
     _kind = "kernel"

@@ -22,15 +22,15 @@ Signatures = Mapping[str, tuple[Any, tuple[Any, ...]]]
 ErrCheck = Callable[[Any, Any, tuple[Any, ...]], Any]
 """Gets the result, the function and the arguments of a call, and returns its result or raises."""
 
-# Other flags than RTLD_NOLOAD are or-ed to those of a library that is there; these change nothing.
+# Flags are added to the flags of a library that is loaded already; these change nothing.
 _IF_LOADED: Final = os.RTLD_NOLOAD | os.RTLD_LAZY
 _CACHE: Final = Path("/etc/ld.so.cache")  # has the name of each library in the system's folders
 
 
 def load(soname: str, package: str = "") -> ctypes.CDLL:
-    """Loads ``soname``: what this process has loaded, else that of the Python ``package``, else the system's.
+    """Loads ``soname``: the library that this process has loaded, else the Python ``package``'s, else the system's.
 
-    Raises NativeUnavailable with what each of them answered.
+    Raises NativeUnavailable with the reason of each attempt.
     """
     with suppress(OSError):  # the dynamic linker knows a library by this name wherever its file was, or is no more
         return ctypes.CDLL(soname, mode=_IF_LOADED)

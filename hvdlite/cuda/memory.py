@@ -1,4 +1,4 @@
-"""Memory of a GPU, memory of the host that a GPU can reach, and which of the two an address is in."""
+"""Memory of a GPU, and memory of the host that a GPU can reach."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.context import Context
+from hvdlite.cuda.owned import Owned
 from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError
@@ -26,28 +27,25 @@ def device_of(address: int) -> Device | None:
     return Device(KIND, ordinal.value)
 
 
-class PinnedMemory:
-    """``nbytes`` of the host's memory that stay in place, so that GPUs copy from and to it by themselves."""
+class PinnedMemory(Owned):
+    """``nbytes`` of the host's memory that stay in place, so that GPUs copy from and to it by themselves.
+
+    No copy may use it any more when it is closed.
+    """
+
+    _kind = "pinned memory"
+    _free = "cuMemFreeHost"
 
     def __init__(self, context: Context, nbytes: int) -> None:
+        super().__init__(context)
         self.nbytes = nbytes
-        self._context = context
-        self._driver = driver.library()
-        self._address: ctypes.c_void_p | None = ctypes.c_void_p()
         with context.current():
-            self._driver.cuMemHostAlloc(ctypes.byref(self._address), max(nbytes, 1), driver.HOST_ALLOC_PORTABLE)
+            self._driver.cuMemHostAlloc(ctypes.byref(self.handle), max(nbytes, 1), driver.HOST_ALLOC_PORTABLE)
 
     @property
     def address(self) -> int:
-        """Returns the address, the same for the host and its GPUs; 0 after `close`."""
-        return (self._address.value or 0) if self._address is not None else 0
-
-    def close(self) -> None:
-        """Frees the memory, which no copy may use any more. May be called twice."""
-        address, self._address = self._address, None
-        if address is not None and self._context.is_usable:
-            with self._context.current():
-                self._driver.cuMemFreeHost(address)
+        """Returns the address, the same for the host and its GPUs. Raises HorovodInternalError after `close`."""
+        return self.handle.value or 0
 
 
 class DeviceMemory:

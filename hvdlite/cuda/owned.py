@@ -1,4 +1,4 @@
-"""Things that CUDA has made for hvdlite, and a function of the driver frees."""
+"""Things that CUDA makes for hvdlite and that a function of the driver frees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdlite.errors import HorovodInternalError
 
 
 class Owned:
-    """What CUDA has made for hvdlite in ``context``, and a function of the driver frees."""
+    """Something that CUDA has made for hvdlite in ``context``, and that the driver's function ``_free`` frees."""
 
     _kind: str
     _free: str
@@ -28,7 +28,7 @@ class Owned:
         return self._handle
 
     def close(self) -> None:
-        """Frees it, when the GPU has done what it was given and nobody waits for it. May be called twice."""
+        """Frees it. The GPU must have done all work that uses it. May be called twice."""
         handle, self._handle = self._handle, None
         if handle is not None and self.context.is_usable:
             with self.context.current():

@@ -1,7 +1,7 @@
-"""Whether this process may have GPUs, as far as that is known without asking CUDA.
+"""Whether this process may have GPUs, as far as that can be known without calling CUDA.
 
-Every `init` of every program looks. CUDA's driver is not asked, because a process that has initialized it breaks CUDA
-in its later forks, such as the workers of a data loader, and programs choose their GPU after `init`.
+Every `init` of every program checks it. CUDA's driver is not called, because a process that has initialized it breaks
+CUDA in its later forks, such as the workers of a data loader, and programs choose their GPU after `init`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Streams, in which a GPU works in order, and events, which order streams among each other.
 
-A call that is ended by an error of an earlier kernel raises that error, as all calls of CUDA do.
+A call may raise the error of an earlier kernel, as all calls of CUDA do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Stream(Owned):
     """A stream of hvdlite's own on the GPU of ``context``.
 
     It has the highest priority, so that a collective, for which other GPUs wait, gets the next free multiprocessor
-    before a computation that began earlier. It does not wait for the default stream, nor that for it.
+    before a computation that began earlier. It and the default stream do not wait for each other.
     """
 
     _kind = "stream"
@@ -54,7 +54,7 @@ class Event(Owned):
             )
 
     def record(self, stream: ctypes.c_void_p) -> None:
-        """Makes the event stand for all that ``stream``, of hvdlite or of a framework, has been given until now."""
+        """Makes the event stand for the work that ``stream``, hvdlite's or a framework's, has been given until now."""
         with self.context.pushed():
             self._driver.cuEventRecord(self.handle, stream)
 
@@ -103,7 +103,7 @@ class Event(Owned):
             self._driver.cuEventSynchronize(self.handle)
 
     def _is_captured(self, stream: ctypes.c_void_p) -> bool:
-        """True if a graph captures ``stream``, or one for which that, the default stream, would wait."""
+        """True if a graph captures ``stream``, or a stream for which it, as the default stream, would wait."""
         capture = ctypes.c_int()
         status = self._driver.cuStreamIsCapturing(stream, ctypes.byref(capture))
         return bool(status == driver.CAPTURE_IMPLICIT or capture.value != driver.CAPTURE_NONE)

@@ -74,14 +74,14 @@ def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | Non
     lacking = membership.without_nccl if options.gpu_plane == "auto" else []
     if lacking or options.gpu_plane == "staged":
         from hvdlite.planes.nccl.library import INSTALL
-        from hvdlite.planes.staged.part import StagedPart
+        from hvdlite.planes.staged.plane import StagedPart
 
         regret = (
             f"tensors on GPUs go through the memory of their hosts, which is slow, since rank(s) "
             f"{shortened(lacking)} have no NCCL: {INSTALL}"
         )
         return StagedPart(membership, partial(plane_part, options=options), regret if lacking else "")
-    from hvdlite.planes.nccl.part import NcclPart
+    from hvdlite.planes.nccl.plane import NcclPart
 
     return NcclPart(membership, options)
 

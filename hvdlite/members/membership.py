@@ -1,4 +1,4 @@
-"""The members of a group and their hosts: all that a group needs to know before its ranks talk to each other."""
+"""The members of a group and their hosts: all that a group needs to know before its ranks connect."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Membership:
 
     @property
     def leader_of(self) -> list[int]:
-        """For each member, the rank from which the root hears of it: on its own host itself, elsewhere the leader."""
+        """For each member, the rank that sends its messages to the root: itself on the root's host, else its leader."""
         leaders = {rank: leader for leader, ranks in self.by_leader.items() for rank in ranks}
         return [leaders[rank] or rank for rank in range(self.size)]
 

@@ -15,10 +15,10 @@ Address = Any
 
 
 class Part(ABC, Generic[T]):
-    """One rank's end of a part that becomes a ``T`` when it is connected to those of the other ranks.
+    """One rank's end of a part, which becomes a ``T`` when it is connected to the ends of the other ranks.
 
-    First every rank calls `bind`; then all addresses are exchanged; then every rank calls `connect`. No rank talks to
-    another before that, so if one cannot bind, all ranks can report it alike.
+    First every rank calls `bind`; then all addresses are exchanged; then every rank calls `connect`. No rank connects
+    to another before the exchange, so if one cannot bind, all ranks can report it alike.
     """
 
     @abstractmethod

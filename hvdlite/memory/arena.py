@@ -1,16 +1,15 @@
 """Memory of each rank that all ranks of its host have mapped, so that tensors there are reduced without a copy.
 
 One sparse memfd has a region for each rank of the host, and every rank maps all of it when the session begins. A rank
-allocates in its own region, and need not tell the others, since an offset in a region is mapped everywhere already.
-Pages, huge ones if the system has some, are reserved when something is allocated and returned when it is freed, so a
-region may be as large as the machine's memory: it costs addresses only.
+allocates in its own region without sending a message, since all offsets in it are mapped everywhere already. Pages,
+huge ones if the system has some, are reserved when something is allocated and returned when it is freed. So a region
+may be as large as the machine's memory: it costs addresses only.
 
-An array there owns a `Block`, which owns the mapping, so arrays outlive the session. Then they are ordinary memory, as
-they are in a forked child, which sees its parent's data there and keeps its own writes to itself.
+An array there owns a `Block`, which owns the mapping, so arrays outlive the session. Then they are ordinary memory. So
+they are in a forked child, which has its parent's data there and writes to copies of the pages.
 
-When a collective fails halfway, a peer that is late may write its part after the user has gone on. So the failing rank
-makes its allocations private (`Arena.stop_sharing`) before the error is raised: the same addresses, with pages of its
-own.
+When a collective fails halfway, a late peer may write its part after the user has gone on. So the failing rank makes
+its allocations private (`Arena.stop_sharing`) before the error is raised: the same addresses, with pages of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def create_arena(count: int) -> int | None:
 
 
 class Arena:
-    """The arena ``fd`` of ``count`` ranks as the rank with region ``own`` has it. ``fd`` is its own from here on.
+    """One rank's view of the arena ``fd`` of ``count`` ranks, of which region ``own`` is its own. Takes over ``fd``.
 
     Raises HorovodInternalError if the address space is too small. Any thread may use it.
     """
@@ -100,7 +99,7 @@ class Arena:
             self._drain()
 
     def stop_sharing(self) -> None:
-        """Makes all allocations private: peers do not see them any more, and their writes are not seen here."""
+        """Makes all allocations private: peers no longer see them, and writes of peers no longer arrive."""
         with self._lock:
             if not self.is_shared:
                 return
@@ -156,7 +155,7 @@ class Arena:
             self._give_back(*self._freed.popleft())
 
     def _give_back(self, offset: int, nbytes: int) -> None:
-        """Frees a block, and the pages in which nothing else lies."""
+        """Frees a block, and the pages that hold nothing else."""
         first, last = self._pages_of(offset, nbytes)
         self._free.give(offset, nbytes)
         if first < last:
@@ -190,7 +189,7 @@ class Block:
 
 
 class Regions(NamedTuple):
-    """The regions of a group's ranks in the arena; those of each host are numbered."""
+    """The regions of a group's ranks in the arena, by the ``numbers`` that they have on their host."""
 
     arena: Arena
     numbers: Sequence[int]

@@ -20,18 +20,12 @@ import numpy.typing as npt
 
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.rows import even_splits
+from hvdlite.planes.arithmetic import BITS, bits_of, values_of
 from hvdlite.planes.base import DataPlane
 from hvdlite.tensors.buffer import Spans
-from hvdlite.tensors.dtypes import DType, ElementType, Sum
+from hvdlite.tensors.dtypes import DType, Sum
 
 Array = npt.NDArray[Any]
-
-_STORED: dict[ElementType, np.dtype[Any]] = {
-    DType.FLOAT16: np.dtype(np.float16),
-    DType.BFLOAT16: np.dtype(np.uint16),
-    DType.FLOAT32: np.dtype(np.float32),
-    DType.FLOAT64: np.dtype(np.float64),
-}
 
 
 def allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
@@ -42,27 +36,26 @@ def allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
 
 def _allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
     request = entries[0].request
+    dtype = request.dtype
+    assert isinstance(dtype, DType)  # ranks have agreed on a float
     parts = [_divided(entry, plane.size) for entry in entries]
-    stored = _exchanged(entries, parts, plane)
-    vectors = [[_widened(own[rank], request.dtype) * request.prescale for own in stored] for rank in range(plane.size)]
+    stored = _exchanged(entries, parts, dtype, plane)
+    vectors = [[values_of(own[rank], dtype) * request.prescale for own in stored] for rank in range(plane.size)]
     while len(vectors) > 1:
         vectors = _combined(vectors, plane)
-    results = [_narrowed(vector * request.postscale, request.dtype) for vector in vectors[0]]
+    results = [bits_of(vector * request.postscale, dtype) for vector in vectors[0]]
     _hand_out(entries, parts, results, plane)
 
 
 def _divided(entry: Entry, size: int) -> list[int]:
-    """Returns the size in bytes of each rank's part of one tensor."""
+    """Returns the bytes of each rank's part of one tensor."""
     itemsize = entry.request.dtype.itemsize
     return [count * itemsize for count in even_splits(entry.nbytes // itemsize, size)]
 
 
-def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], plane: DataPlane) -> list[Array]:
+def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], dtype: DType, plane: DataPlane) -> list[Array]:
     """Returns this rank's part of all ranks' vectors, shape ``(size, elements)``, for each tensor."""
-    stored = [
-        np.empty((plane.size, part[plane.rank] // entry.request.dtype.itemsize), _STORED[entry.request.dtype])
-        for entry, part in zip(entries, parts, strict=True)
-    ]
+    stored = [np.empty((plane.size, part[plane.rank] // dtype.itemsize), BITS[dtype]) for part in parts]
     sends = [
         _spans([(entry.source + sum(part[:peer]), 0, part[peer]) for entry, part in zip(entries, parts, strict=True)])
         for peer in range(plane.size)
@@ -84,7 +77,7 @@ def _combined(vectors: list[list[Array]], plane: DataPlane) -> list[list[Array]]
     plane.allreduce(_spans([(address, address, products.nbytes)]), DType.FLOAT64, Sum, 1.0, 1.0)
     combined = [
         [_weight(ab, aa) * a + _weight(ab, bb) * b for (ab, aa, bb), a, b in zip(of_pair, left, right, strict=True)]
-        for of_pair, (left, right) in zip(products, pairs, strict=True)
+        for of_pair, (left, right) in zip(products.tolist(), pairs, strict=True)
     ]
     return combined + vectors[2 * len(pairs) :]
 
@@ -106,21 +99,6 @@ def _hand_out(entries: Sequence[Entry], parts: Sequence[Sequence[int]], results:
             rows.append((result.ctypes.data if rank == plane.rank else 0, write, part[rank]))
         streams.append(_spans(rows))
     plane.allgather(streams)
-
-
-def _widened(values: Array, dtype: ElementType) -> Array:
-    if dtype is DType.BFLOAT16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float64 if dtype is DType.FLOAT64 else np.float32)
-
-
-def _narrowed(values: Array, dtype: ElementType) -> Array:
-    """Rounds to nearest even, to the dtype that travels."""
-    if dtype is not DType.BFLOAT16:
-        return np.ascontiguousarray(values, _STORED[dtype])
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
 
 
 def _spans(rows: Sequence[tuple[int, int, int]]) -> Spans:

@@ -1,8 +1,9 @@
-"""Reductions in numpy, to the bit those of the native library.
+"""Reductions in numpy, with the same bits as those of the native library.
 
 Memory is an array of bits: float16 as numpy has it, bfloat16 as uint16, bool as uint8 of 0 and 1. *Values* are what is
 folded: 16-bit floats widened to float32, integers of an average to twice their bits and at least 32, everything else as
-it is. Twice 64 bits are two numbers: the sum of the upper halves, and that of the lower ones, which are not negative.
+it is. A sum of 64-bit integers is two numbers: the sum of their upper halves, and the sum of their lower halves, which
+are not negative.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def scaled(values: Array, dtype: DType, factor: float) -> Array:
 
 
 def _truncated(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Converts floats to integers; those beyond the limits become these, and a NaN becomes 0."""
+    """Truncates floats to integers, which saturate; a NaN becomes 0."""
     limits = np.iinfo(dtype)
     is_low, is_high = values <= float(limits.min), values >= float(limits.max) + 1
     within = np.where(is_low | is_high | np.isnan(values), 0, values).astype(dtype)

@@ -3,9 +3,9 @@
 A plane belongs to one group of ``size`` ranks and is one of them, ``rank``. Its collectives
 
 - run one at a time, called by one thread (the executor), in the same order with matching arguments on every rank;
-- block until this rank's part is done: outputs are written and inputs may be reused or freed. If a device of the
-  plane's works by itself, they may return a `Completion` before that, which blocks in their place; the device does
-  them in their order;
+- block until this rank's part is done: outputs are written and inputs may be reused or freed. On a device that works
+  by itself they may return earlier, with a `Completion` that blocks in their place; the device does the collectives in
+  order;
 - release the GIL while they wait or move bytes;
 - leave bit-identical results on all ranks;
 - end early, with the error given to `abort`, when `abort` is called from any other thread, and every later
@@ -14,7 +14,8 @@ A plane belongs to one group of ``size`` ranks and is one of them, ``rank``. Its
 
 Memory is given as spans: rows of (address to read, address to write, bytes). A collective works on their virtual
 concatenation, so that a batch of many tensors is one call and nothing is copied into a fusion buffer. Spans may be
-empty. Reading and writing address of one row are equal or do not overlap; rows do not overlap each other.
+empty. The memory that one row reads and the memory that it writes are the same or do not overlap. Rows do not overlap
+each other.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite.errors import HvdError
+from hvdlite.members.ranges import shortened
 from hvdlite.tensors.buffer import Matrix, Spans, address_of
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType
 
 if TYPE_CHECKING:
     from hvdlite.memory.arena import Regions
-
-_TOLD: Final = 8  # ranks named in one error message
 
 
 class Completion(Protocol):
@@ -50,7 +51,7 @@ class Completion(Protocol):
 class DataPlane(ABC):
     """The collectives of one group over the memory of one kind of device.
 
-    `close` frees what it holds and may be called twice.
+    `close` may be called twice.
     """
 
     name: str
@@ -97,7 +98,7 @@ class DataPlane(ABC):
         """Reduces as `allreduce` does and writes each part of the result on one rank only.
 
         ``parts[r]`` are the spans of what rank ``r`` gets: row ``i`` of part ``r`` has the same bytes on every rank.
-        All rows are read; only those of ``parts[self.rank]`` are written, and of others the writing address is ignored.
+        All rows are read. Only rows of ``parts[self.rank]`` are written; the writing address of other rows is ignored.
         Parts may differ in length and be empty. A reduction to one root is the case of one part that is not empty.
         """
 
@@ -159,6 +160,34 @@ class DataPlane(ABC):
             assert self._error is not None
             raise self._error from None
 
+    def _expect(self, spans: Sequence[Spans], what: str) -> None:
+        """Raises ValueError unless there are spans for each rank."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+
+    def _joined(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """Returns the spans of each rank as the rows of one array, and how many rows each rank has."""
+        self._expect(spans, what)
+        return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
+
+    def _cells_of(self, matrix: Matrix) -> Matrix:
+        """Returns ``matrix`` as native code reads it. Raises ValueError if it has another shape than (size, size)."""
+        if matrix.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {matrix.shape}")
+        return np.ascontiguousarray(matrix, np.uint64)
+
+    def _expect_bytes(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        """Raises ValueError unless the spans of an all-to-all have the bytes of ``matrix``."""
+        cells = self._cells_of(matrix)
+        for what, spans, expected in (("sent", sends, cells[self.rank]), ("received", receives, cells[:, self.rank])):
+            self._expect(spans, "alltoall")
+            found = np.array([rows[:, 2].sum() for rows in spans], np.uint64)
+            for rank in np.flatnonzero(found != expected).tolist():
+                raise ValueError(
+                    f"alltoall: the matrix has {expected[rank]} bytes between ranks {self.rank} and {rank}, "
+                    f"but {found[rank]} are {what}"
+                )
+
 
 class DevicePlane(DataPlane):
     """A plane for the memory of devices that are not the CPU.
@@ -174,7 +203,7 @@ class DevicePlane(DataPlane):
         """
 
     def record(self, ordinal: int, stream: int) -> Any:
-        """Returns a mark of all that ``stream`` has been given until now, on the device of that ``ordinal``.
+        """Returns a mark of the work that ``stream`` of device ``ordinal`` has been given until now.
 
         None if the device has no streams. Any thread.
         """
@@ -184,7 +213,7 @@ class DevicePlane(DataPlane):
         """Lets the next collective begin only when the device has passed ``marks``. Executor thread only."""
 
     def attach_host_plane(self, plane: DataPlane) -> None:
-        """Takes the group's plane for CPU memory, on which this plane may run collectives of its own within any other.
+        """Takes the group's plane for CPU memory, on which a collective of this plane may run collectives of its own.
 
         Called once, before the first collective.
         """
@@ -193,8 +222,8 @@ class DevicePlane(DataPlane):
 class Planes(dict[str, DataPlane]):
     """The planes of a group, by the kind of device whose memory each of them moves.
 
-    All but that of the CPU are `DevicePlane`s. ``lacking`` are the ranks, by their numbers in the job, that have none
-    for a kind of device. So the group has none.
+    All but the CPU's are `DevicePlane`s. ``lacking`` has the kinds of devices that only some ranks have, for which the
+    group has no plane, and the numbers in the job of the ranks without one.
     """
 
     def __init__(self, **planes: DataPlane) -> None:
@@ -211,10 +240,9 @@ class Planes(dict[str, DataPlane]):
             return ""
         if not (lacking := self.lacking.get(device.kind)):
             return f"a tensor is on {device}, and hvdlite moves no such memory; pass a copy on {' or '.join(self)}"
-        named = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))
         return (
-            f"a tensor is on {device}, but rank(s) {named} found no {device.kind} device at hvd.init(); run hvdrun "
-            f"--check-build in their environment, which says why, or pass a copy on {' or '.join(self)}"
+            f"a tensor is on {device}, but rank(s) {shortened(lacking)} found no {device.kind} device at hvd.init(); "
+            f"run hvdrun --check-build in their environment to see why, or pass a copy on {' or '.join(self)}"
         )
 
     def abort(self, error: HvdError) -> None:

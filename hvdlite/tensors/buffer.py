@@ -38,7 +38,7 @@ class Storage(Protocol):
 def holds(owner: Any, address: int, nbytes: int) -> bool:
     """True if ``owner`` still has ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile.
 
-    So has everything no bytes: the address of an empty tensor need not lie in its storage.
+    True also for no bytes: the address of an empty tensor need not be in its storage.
     """
     if not nbytes or owner is None or type(owner) is np.ndarray:
         return True
@@ -143,5 +143,5 @@ def _between(spans: Spans, ends: npt.NDArray[np.uint64], begin: int, end: int) -
 
 
 def in_place(spans: Spans) -> Spans:
-    """Spans over what ``spans`` have written: they read and write there."""
+    """Returns spans that read and write where ``spans`` write."""
     return spans.take([1, 1, 2], axis=1)

@@ -85,7 +85,7 @@ def is_complex(dtype: ElementType) -> bool:
 
 
 def added_as(dtype: ElementType) -> ElementType | None:
-    """The type in which ``dtype`` is added: itself, that of a complex number's parts, or None if it has no sums."""
+    """Returns the type in which ``dtype`` is added: itself, or the type of complex parts; None if it has no sums."""
     return dtype if isinstance(dtype, DType) or dtype in FLOAT8 else _PARTS.get(dtype)
 
 
@@ -119,7 +119,7 @@ def element_type(dtype: np.dtype[Any]) -> ElementType:
         )
     if dtype.isnative and dtype.name in BY_NAME:  # also ml_dtypes' bfloat16, which numpy takes for raw bytes
         return BY_NAME[dtype.name]
-    is_plain = dtype.isnative and dtype.names is None and dtype.kind not in "SUV"  # of which numpy's names say all
+    is_plain = dtype.isnative and dtype.names is None and dtype.kind not in "SUV"  # fully described by numpy's name
     name = dtype.name if is_plain else str(dtype)
     if len(name) > MAX_DTYPE_CHARACTERS:
         raise ValueError(f"dtype {name:.60}... has a description of {len(name)} characters; pass array.view('V')")

@@ -1,4 +1,4 @@
-"""What a device that works in streams has in common with front ends: work is in the order of its stream."""
+"""What front ends and devices that work in streams have in common: the work of a stream is done in order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Streams(Protocol):
 
 
 Synced = set[tuple[int, "Launch"]]
-"""Streams, each with a launch for which it waits already. For one call of hvdlite's only: later a program may have
-ended a stream, and another one may have its number."""
+"""Streams, each with a launch for which it already waits. Valid within one call of hvdlite: later the program may have
+ended a stream, and another stream may have its number."""
 
 
 class Launch(Protocol):
@@ -41,4 +41,4 @@ class Launch(Protocol):
         """Returns why its result must not be used."""
 
     def hold_back(self, stream: int) -> None:
-        """Lets what ``stream`` is given from now on begin only after it. Returns at once."""
+        """Lets work that ``stream`` is given from now on begin only after the launch. Returns at once."""

@@ -1,10 +1,9 @@
 // The C interface of libhvdlite: everything Python may call, and nothing else.
 //
 // Conventions: functions return a hvd_status; pointers are borrowed for the length of the call; a handle is used by one
-// thread at a time except where said. hvdlite/native.py declares the same functions, and a test compares the two.
+// thread at a time unless noted. hvdlite/native.py declares the same functions, and a test compares the two.
 
-#ifndef HVDLITE_H_
-#define HVDLITE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -23,7 +22,7 @@ enum {
   HVD_TIMED_OUT = 2,  // nothing moved for the progress timeout
   HVD_CORRUPT = 3,    // a frame failed its check
   HVD_INVALID = 4,    // an argument is out of range
-  HVD_SYSTEM = 5,     // a system call failed; errno says which
+  HVD_SYSTEM = 5,     // a system call failed; errno has the reason
 };
 
 // The values of hvdlite.tensors.dtypes.DType.
@@ -119,7 +118,7 @@ HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
 // Allocates huge pages there if the system has any, and nothing otherwise. To be called before the pages are used.
 HVD_API void hvd_arena_use_huge_pages(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
 
-// Returns pages of this rank's region to the system.
+// Returns pages of this rank's region to the system; they read as zeros then.
 HVD_API hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes);
 
 // Detaches this rank's region from its peers, whose writes must not be seen any more: collectives running in it fail.
@@ -232,5 +231,3 @@ HVD_API void hvd_ring_close(hvd_ring* ring);
 #ifdef __cplusplus
 }
 #endif
-
-#endif  // HVDLITE_H_

@@ -1,7 +1,6 @@
 // Spans: the memory of a batch as its caller describes it, as one sequence of bytes.
 
-#ifndef HVDLITE_SPANS_H_
-#define HVDLITE_SPANS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +15,7 @@ inline uint64_t total_bytes(const hvd_span* spans, uint64_t n) noexcept {
   return total;
 }
 
-// How many spans the first `ranks` ranks have.
+// The number of spans of the first `ranks` ranks.
 inline uint64_t count_rows(const uint64_t* counts, int32_t ranks) noexcept {
   uint64_t rows = 0;
   for (int32_t rank = 0; rank < ranks; ++rank) rows += counts[rank];
@@ -30,7 +29,7 @@ inline bool are_elements(const hvd_span* spans, uint64_t n, uint64_t item_bytes,
   return bits % item_bytes == 0;
 }
 
-// The same of the spans of each rank, of which those of rank `written` are written; -1: none.
+// The same for the spans of each rank. Only the spans of rank `written` are written; -1: none are.
 inline bool are_elements(const hvd_span* spans, const uint64_t* counts, int32_t size, uint64_t item_bytes,
                          int32_t written) noexcept {
   for (int32_t rank = 0; rank < size; spans += counts[rank++]) {
@@ -39,7 +38,7 @@ inline bool are_elements(const hvd_span* spans, const uint64_t* counts, int32_t 
   return true;
 }
 
-// The spans of each rank hold as many bytes as `bytes[rank * stride]` says.
+// The spans of each rank hold `bytes[rank * stride]` bytes.
 inline bool have_bytes(const hvd_span* spans, const uint64_t* counts, const uint64_t* bytes, int32_t stride,
                        int32_t size) noexcept {
   for (int32_t rank = 0; rank < size; spans += counts[rank++], bytes += stride) {
@@ -61,5 +60,3 @@ void for_each_piece(const hvd_span* span, uint64_t skip, uint64_t bytes, Visit&&
 }
 
 }  // namespace hvd
-
-#endif  // HVDLITE_SPANS_H_

@@ -15,11 +15,6 @@
 #include "hvdlite.h"
 #include "kernels/crc32c_power.h"
 
-#ifdef __x86_64__
-#include <nmmintrin.h>
-#include <wmmintrin.h>
-#endif
-
 namespace hvd {
 namespace {
 
@@ -44,21 +39,8 @@ constexpr Tables kTables = make_tables();
 
 constexpr uint64_t kBlock = 4096;
 
-// The product of two reflected 32-bit polynomials is off by one bit, and the CRC instruction multiplies by x^32.
-constexpr uint32_t kAppendBlock = power_of_x(8 * kBlock - 33);
-constexpr uint32_t kAppendTwoBlocks = power_of_x(16 * kBlock - 33);
-
-inline uint64_t word_at(const uint8_t* data) noexcept {
-  uint64_t word;
-  std::memcpy(&word, data, 8);
-  return word;
-}
-
-__attribute__((target("sse4.2,pclmul"))) uint64_t append(uint64_t crc, uint32_t power) noexcept {
-  const __m128i product =
-      _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<int64_t>(crc)), _mm_cvtsi32_si128(static_cast<int>(power)), 0);
-  return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(product)));
-}
+constexpr uint32_t kAppendBlock = power_of_x(8 * kBlock - kExcess);
+constexpr uint32_t kAppendTwoBlocks = power_of_x(16 * kBlock - kExcess);
 
 uint32_t by_both(uint32_t crc, const void* start, uint64_t bytes) noexcept {
   const uint64_t done = crc32c_wide(&crc, start, bytes);
@@ -108,7 +90,7 @@ __attribute__((target("sse4.2,pclmul"))) uint32_t crc32c_by_instruction(uint32_t
       b = _mm_crc32_u64(b, word_at(data + kBlock + i));
       c = _mm_crc32_u64(c, word_at(data + 2 * kBlock + i));
     }
-    a = append(a, kAppendTwoBlocks) ^ append(b, kAppendBlock) ^ c;
+    a = times(a, kAppendTwoBlocks) ^ times(b, kAppendBlock) ^ c;
   }
   for (; bytes >= 8; data += 8, bytes -= 8) a = _mm_crc32_u64(a, word_at(data));
   for (; bytes > 0; ++data, --bytes) a = _mm_crc32_u8(static_cast<uint32_t>(a), *data);

@@ -1,7 +1,6 @@
 // CRC32C (Castagnoli), the checksum of frames that cross a network.
 
-#ifndef HVDLITE_KERNELS_CRC32C_H_
-#define HVDLITE_KERNELS_CRC32C_H_
+#pragma once
 
 #include <cstdint>
 
@@ -23,5 +22,3 @@ uint64_t crc32c_wide(uint32_t* crc, const void* data, uint64_t bytes) noexcept;
 #endif
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_CRC32C_H_

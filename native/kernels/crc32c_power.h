@@ -1,9 +1,14 @@
-// Powers of x modulo the polynomial of CRC32C: the constants by which checksums are moved past bytes that follow.
+// How checksums are moved past bytes that follow: multiplied by powers of x modulo the polynomial of CRC32C.
 
-#ifndef HVDLITE_KERNELS_CRC32C_POWER_H_
-#define HVDLITE_KERNELS_CRC32C_POWER_H_
+#pragma once
 
 #include <cstdint>
+#include <cstring>
+
+#ifdef __x86_64__
+#include <nmmintrin.h>
+#include <wmmintrin.h>
+#endif
 
 namespace hvd {
 
@@ -18,6 +23,24 @@ constexpr uint32_t power_of_x(uint64_t n) {
   return value;
 }
 
-}  // namespace hvd
+#ifdef __x86_64__
 
-#endif  // HVDLITE_KERNELS_CRC32C_POWER_H_
+// The product of two reflected 32-bit polynomials is off by one bit, and the CRC instruction multiplies by x^32.
+constexpr uint64_t kExcess = 33;
+
+// `crc` times `power`, which is a power of x less kExcess.
+__attribute__((target("sse4.2,pclmul"))) inline uint64_t times(uint64_t crc, uint32_t power) noexcept {
+  const __m128i factor = _mm_cvtsi32_si128(static_cast<int>(power));
+  const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<int64_t>(crc)), factor, 0);
+  return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(product)));
+}
+
+inline uint64_t word_at(const uint8_t* data) noexcept {
+  uint64_t word;
+  std::memcpy(&word, data, 8);
+  return word;
+}
+
+#endif  // __x86_64__
+
+}  // namespace hvd

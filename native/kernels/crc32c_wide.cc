@@ -28,9 +28,6 @@ constexpr uint64_t kFolded = kRounds * kStride;
 constexpr uint64_t kStream = kRounds * kWords * 8;
 constexpr uint64_t kBlock = kFolded + 3 * kStream;
 
-// Multiplying reflected polynomials of 32 and 64 bits is off by one bit; the CRC instruction multiplies by x^32.
-constexpr uint64_t kExcess = 33;
-
 // The constant that moves the two halves of 16 bytes by `bytes`.
 HVD_WIDE inline __m128i mover(uint64_t low, uint64_t high) noexcept {
   return _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
@@ -49,12 +46,6 @@ HVD_WIDE inline __m256i load(const uint8_t* data) noexcept {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
 }
 
-HVD_WIDE inline uint64_t word_at(const uint8_t* data) noexcept {
-  uint64_t word;
-  std::memcpy(&word, data, 8);
-  return word;
-}
-
 HVD_WIDE inline __m256i fold(__m256i sum, __m256i mover, __m256i onto) noexcept {
   const __m256i low = _mm256_clmulepi64_epi128(sum, mover, 0x00), high = _mm256_clmulepi64_epi128(sum, mover, 0x11);
   return _mm256_xor_si256(_mm256_xor_si256(low, onto), high);
@@ -71,12 +62,6 @@ HVD_WIDE inline uint64_t close(const __m256i (&sums)[kRegisters]) noexcept {
   const __m128i bytes = _mm_xor_si128(_mm_xor_si128(low, last), high);
   const uint64_t half = _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(bytes)));
   return _mm_crc32_u64(half, static_cast<uint64_t>(_mm_extract_epi64(bytes, 1)));
-}
-
-HVD_WIDE inline uint64_t past(uint64_t crc, uint32_t power) noexcept {
-  const __m128i factor = _mm_cvtsi32_si128(static_cast<int>(power));
-  const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<int64_t>(crc)), factor, 0);
-  return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(product)));
 }
 
 HVD_WIDE uint64_t crc_of_block(uint64_t crc, const uint8_t* data) noexcept {
@@ -98,7 +83,7 @@ HVD_WIDE uint64_t crc_of_block(uint64_t crc, const uint8_t* data) noexcept {
 #pragma GCC unroll 5
     for (uint64_t i = 0; i < kRegisters; ++i) sums[i] = fold(sums[i], by_stride, load(data + 32 * i));
   }
-  return past(close(sums), kPastThreeStreams) ^ past(a, kPastTwoStreams) ^ past(b, kPastStream) ^ c;
+  return times(close(sums), kPastThreeStreams) ^ times(a, kPastTwoStreams) ^ times(b, kPastStream) ^ c;
 }
 
 }  // namespace

@@ -7,8 +7,7 @@
 // Included by one translation unit per instruction set, hence the unnamed namespace: the linker must not merge code
 // that was compiled for different processors.
 
-#ifndef HVDLITE_KERNELS_ELEMENT_H_
-#define HVDLITE_KERNELS_ELEMENT_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -34,7 +33,7 @@ struct Averaged {
   T value;
 };
 
-// A sum of 64-bit integers, high * 2^32 + low: the sum of their upper halves, and that of their lower ones, unsigned.
+// A sum of 64-bit integers, high * 2^32 + low: the sum of their upper halves, and of their lower halves, unsigned.
 struct SumOfHalves {
   int64_t high;
   int64_t low;
@@ -203,5 +202,3 @@ inline int64_t quotient(const SumOfHalves& sum, int32_t divisor) noexcept {
 
 }  // namespace
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_ELEMENT_H_

@@ -9,8 +9,7 @@
 //
 // Included by one translation unit per instruction set; see element.h for why the namespace is unnamed.
 
-#ifndef HVDLITE_KERNELS_FOLD_H_
-#define HVDLITE_KERNELS_FOLD_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -225,5 +224,3 @@ constexpr KernelTable kTable = {row<uint8_t>(),     row<int8_t>(),         row<i
 
 }  // namespace
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_FOLD_H_

@@ -1,8 +1,7 @@
 // The kernels of one instruction set, by dtype and operation. Averages of integers are rows of their own, with sums
 // only, because their partial results have other types.
 
-#ifndef HVDLITE_KERNELS_KERNEL_TABLE_H_
-#define HVDLITE_KERNELS_KERNEL_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -35,5 +34,3 @@ const KernelTable& avx2_kernels() noexcept;  // needs AVX2 and F16C
 #endif
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_KERNEL_TABLE_H_

@@ -6,13 +6,12 @@
 // truncated toward zero, and saturate. bool is not scaled; its sum and max are *or*, its product and min are *and*.
 //
 // An average is a sum of integers that does not wrap around before it is scaled. Scaled by 1 / n, it is divided by n,
-// exactly, and truncated toward zero. That of floats is an ordinary sum.
+// exactly, and truncated toward zero. An average of floats is an ordinary sum.
 //
 // Every function here trusts its arguments: `is_valid` first. Element pointers are aligned to their type, and `out`
 // may equal any input but must not overlap one otherwise.
 
-#ifndef HVDLITE_KERNELS_REDUCE_H_
-#define HVDLITE_KERNELS_REDUCE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,9 +25,9 @@ bool is_valid(const hvd_reduction& reduction) noexcept;
 // Bytes of one element of a valid dtype.
 uint64_t item_bytes(int32_t dtype) noexcept;
 
-// Bytes of one element of a partial result, which holds what the accumulator holds: float32 for 16-bit floats, and
-// otherwise the dtype itself. Of averages it is a sum: int32 for integers of 8 and 16 bits, int64 for those of 32 bits,
-// and two int64 for those of 64 bits, that of their upper halves, signed, and that of their lower ones, unsigned.
+// Bytes of one element of a partial result, which has the accumulator's type: float32 for 16-bit floats, and otherwise
+// the dtype itself. For averages it is a sum: int32 for integers of 8 and 16 bits, int64 for integers of 32 bits, and
+// for integers of 64 bits two int64, the sum of their upper halves, signed, and of their lower halves, unsigned.
 uint64_t partial_bytes(const hvd_reduction& reduction) noexcept;
 
 // out = post * ((pre * in[0]) op (pre * in[1]) op ...), folded from left to right; n >= 1.
@@ -49,5 +48,3 @@ void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t co
 void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& reduction) noexcept;
 
 }  // namespace hvd
-
-#endif  // HVDLITE_KERNELS_REDUCE_H_

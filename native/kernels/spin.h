@@ -3,8 +3,7 @@
 // few waits in a row that spinning did not end, only one wait in many spins, until spinning ends one again. A
 // `hvd_spin` is used by one thread at a time.
 
-#ifndef HVDLITE_KERNELS_SPIN_H_
-#define HVDLITE_KERNELS_SPIN_H_
+#pragma once
 
 #include <poll.h>
 
@@ -31,6 +30,12 @@ int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noe
 
 int64_t monotonic_ns() noexcept;
 
-}  // namespace hvd
+// How a rank waits: it spins, then sleeps, and gives up once nothing has moved for `timeout_ns`.
+struct Patience {
+  Patience(int64_t spin_ns, int64_t limit_ns) noexcept : spin{spin_ns, 0, 0}, timeout_ns(limit_ns) {}
 
-#endif  // HVDLITE_KERNELS_SPIN_H_
+  hvd_spin spin;
+  int64_t timeout_ns;
+};
+
+}  // namespace hvd

@@ -45,11 +45,14 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
     return HVD_SYSTEM;
   }
   const uint64_t frames = static_cast<uint64_t>(window);
-  const hvd::ring::Patience patience{std::chrono::nanoseconds(spin_ns), std::chrono::nanoseconds(progress_timeout_ns)};
   const hvd::ring::Crypto* used = crypto != nullptr ? &handle->crypto : nullptr;
   const size_t count = static_cast<size_t>(connections);
-  handle->ring.reset(new hvd::ring::Ring{
-      rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, patience, used, count}});
+  handle->ring.reset(
+      new hvd::ring::Ring{rank,
+                          size,
+                          chunk_bytes,
+                          frames,
+                          {session, frames, has_checksums != 0, {spin_ns, progress_timeout_ns}, used, count}});
   const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);
   if (status == HVD_OK) *out = handle.release();
   return status;

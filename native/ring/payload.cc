@@ -1,7 +1,7 @@
 // Conversion of the caller's memory to the payload of a frame, and back.
 //
-// A payload that lies within one row is sent from where it is. One that spans rows, or that is small, is copied into
-// the message. Received payloads are handled the same way.
+// A payload within one row is sent from where it is. A payload that spans rows, or that is small, is copied into the
+// message. Received payloads are handled the same way.
 
 #include "ring/ring.h"
 

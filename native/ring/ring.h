@@ -1,7 +1,6 @@
 // The collectives of a rank that talks to two neighbours only; one file for each algorithm.
 
-#ifndef HVDLITE_RING_RING_H_
-#define HVDLITE_RING_RING_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -21,6 +20,8 @@ constexpr uint64_t kCopyBytes = 32 << 10;
 // Batches up to this size are folded by every rank: even 1 Gbit/s carries them in about the time of one step.
 constexpr uint64_t kSmallBytes = 8 << 10;
 
+constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
+
 struct Ring {
   int32_t rank;
   int32_t size;
@@ -28,7 +29,7 @@ struct Ring {
   uint64_t window;       // frames ahead of the neighbour
   Link link;
 
-  // Each returns once its part is done and all memory is the caller's again; false: link.status() says why.
+  // Each returns once its part is done and all memory is the caller's again. False: link.status() is the reason.
   bool allreduce(const SpanList& spans, const hvd_reduction& reduction);
   bool allreduce_small(const SpanList& spans, const hvd_reduction& reduction);
   bool allgather(const SpanList& streams, const uint64_t* counts);
@@ -52,5 +53,3 @@ struct Ring {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_RING_H_

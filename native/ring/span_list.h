@@ -1,7 +1,6 @@
 // A list of spans of which any part may be read at any time.
 
-#ifndef HVDLITE_RING_SPAN_LIST_H_
-#define HVDLITE_RING_SPAN_LIST_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -60,5 +59,3 @@ class SpanList {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_SPAN_LIST_H_

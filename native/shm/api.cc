@@ -31,7 +31,7 @@ hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_b
                         int64_t progress_timeout_ns, hvd_shm** out) {
   const hvd::shm::Geometry geometry = geometry_of(size, chunk_bytes, slots);
   if (!geometry.is_valid() || rank < 0 || rank >= size || progress_timeout_ns <= 0) return HVD_INVALID;
-  hvd_shm* shm = new (std::nothrow) hvd_shm(rank, hvd::shm::Patience{spin_ns, progress_timeout_ns});
+  hvd_shm* shm = new (std::nothrow) hvd_shm(rank, hvd::Patience{spin_ns, progress_timeout_ns});
   if (shm == nullptr) {
     errno = ENOMEM;
     return HVD_SYSTEM;

@@ -12,8 +12,7 @@
 // So ranks may be ahead of each other by at most `slots` chunks, whatever their speed, and a rank returns from a
 // collective while slower peers still read its slots.
 
-#ifndef HVDLITE_SHM_PLANE_H_
-#define HVDLITE_SHM_PLANE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -62,7 +61,7 @@ class Plane {
   hvd_status record(hvd_status status) noexcept;
   hvd_status status() noexcept;
 
-  // Ends this rank's collectives, not those of its peers, who hear the reason on their own. Any thread, at any time.
+  // Ends this rank's collectives only: peers learn of a failure over the control link. Any thread, at any time.
   void abort() noexcept;
 
  private:
@@ -86,5 +85,3 @@ hvd_status alltoall(Plane& plane, const hvd_span* sends, const uint64_t* send_co
 hvd_status barrier(Plane& plane) noexcept;
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_PLANE_H_

@@ -1,7 +1,6 @@
 // CHECK(condition): ends the program with the place and the condition if it does not hold.
 
-#ifndef HVDLITE_TESTS_CHECK_H_
-#define HVDLITE_TESTS_CHECK_H_
+#pragma once
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,5 +12,3 @@
       std::abort();                                                               \
     }                                                                             \
   } while (false)
-
-#endif  // HVDLITE_TESTS_CHECK_H_

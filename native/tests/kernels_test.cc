@@ -63,7 +63,7 @@ void test_every_half_survives() {
   }
 }
 
-// Rounding: every float32 whose upper bits are those of a half, or lie on either side of the middle to the next.
+// Rounding: every middle between two neighbouring halves, and the float32 on either side of it.
 void test_halves_round_to_nearest_even() {
   std::vector<float> values;
   std::vector<uint16_t> expected;

@@ -28,14 +28,6 @@ struct Three : Neighbours {
     }
     return got;
   }
-
-  // The sequence number of the acknowledgement that the left neighbour has got over this connection; 0 for none.
-  uint64_t acknowledged(size_t connection) {
-    FrameHeader ack;
-    if (recv(left[connection].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
-    CHECK(is_ack(ack, kSession));
-    return ack.sequence;
-  }
 };
 
 std::string numbered(uint64_t i) { return kPayload + std::to_string(i); }
@@ -83,8 +75,7 @@ void test_a_new_connection_sends_again_what_its_predecessor_lost_and_nothing_els
   for (size_t connection = 0; connection < kConnections; ++connection) neighbours.went(connection);
   SocketPair wire;
   CHECK(!neighbours.link.attach_right(1, wire.ends[0], 3));
-  CHECK(neighbours.link.attach_right(1, wire.ends[0], 1));
-  std::swap(neighbours.right[1].ends, wire.ends);
+  neighbours.go_anew(&wire, 1, 1);
   CHECK(neighbours.went(1) == frame(1, numbered(4)));
   CHECK(neighbours.went(0).empty() && neighbours.went(2).empty());
 }
@@ -114,8 +105,7 @@ void test_a_new_connection_is_flushed_after_the_collective() {
   CHECK(neighbours.link.finish());
   reader.join();
   SocketPair wire;
-  CHECK(neighbours.link.attach_right(1, wire.ends[0], 0));
-  std::swap(neighbours.right[1].ends, wire.ends);
+  neighbours.go_anew(&wire, 0, 1);
   CHECK(neighbours.link.flush(1) && !neighbours.link.flush(0));
   std::string got;
   while (neighbours.link.flush(1)) got += neighbours.went(1);

@@ -132,8 +132,7 @@ void test_a_new_connection_goes_on_where_the_neighbour_is() {
     }
     neighbours.went();
     SocketPair wire;
-    CHECK(neighbours.link.attach_right(0, wire.ends[0], received));
-    std::swap(neighbours.right[0].ends, wire.ends);
+    neighbours.go_anew(&wire, received);
     CHECK(neighbours.went() == expected);
     SocketPair impossible;
     CHECK(!neighbours.link.attach_right(0, impossible.ends[0], 4));
@@ -156,8 +155,7 @@ void test_what_a_finished_collective_sent_is_sent_again_without_another_one() {
   CHECK(neighbours.link.finish());
   reader.join();
   SocketPair wire;
-  CHECK(neighbours.link.attach_right(0, wire.ends[0], 0));
-  std::swap(neighbours.right[0].ends, wire.ends);
+  neighbours.go_anew(&wire, 0);
   std::string got;
   while (neighbours.link.flush(0)) got += neighbours.went();
   CHECK(got + neighbours.went() == all);
@@ -182,8 +180,7 @@ void test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection() {
     pollfd end = {neighbours.right[0].ends[1], POLLRDHUP, 0};
     CHECK(poll(&end, 1, 5000) == 1);
     SocketPair wire;
-    CHECK(neighbours.link.attach_right(0, wire.ends[0], 1));
-    std::swap(neighbours.right[0].ends, wire.ends);
+    neighbours.go_anew(&wire, 1);
   });
   CHECK(neighbours.link.finish());
   neighbour.join();
@@ -191,27 +188,21 @@ void test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection() {
 
 void test_frames_are_acknowledged_now_and_then_and_lent_ones_at_the_end() {
   Neighbours neighbours;
-  const auto acknowledged = [&]() -> uint64_t {
-    FrameHeader ack;
-    if (recv(neighbours.left[0].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
-    CHECK(is_ack(ack, kSession));
-    return ack.sequence;
-  };
   for (uint64_t i = 0; i < kWindow; ++i) {
-    CHECK(acknowledged() == 0);
+    CHECK(neighbours.acknowledged() == 0);
     neighbours.come(frame(i));
     CHECK(neighbours.receive(kPayload.size()));
   }
-  CHECK(acknowledged() == kWindow);
+  CHECK(neighbours.acknowledged() == kWindow);
   neighbours.come(frame(kWindow));
   CHECK(neighbours.receive(kPayload.size()) && neighbours.link.finish());
-  CHECK(acknowledged() == 0);
+  CHECK(neighbours.acknowledged() == 0);
   const FrameHeader held = seal(Kind::kHeld, kSession, kWindow + 1, 0, 0);
   neighbours.come(std::string(reinterpret_cast<const char*>(&held), sizeof held));
   CHECK(neighbours.receive(0));
-  CHECK(acknowledged() == 0);
+  CHECK(neighbours.acknowledged() == 0);
   CHECK(neighbours.link.finish());
-  CHECK(acknowledged() == kWindow + 2);
+  CHECK(neighbours.acknowledged() == kWindow + 2);
 }
 
 void test_lent_memory_is_waited_for() {
@@ -239,7 +230,7 @@ void test_silence_times_out_with_a_connection_and_without() {
   Neighbours neighbours(milliseconds(50));
   CHECK(!neighbours.receive(1));
   CHECK(neighbours.link.status() == HVD_TIMED_OUT);
-  Link alone(kSession, kWindow, true, {milliseconds(0), milliseconds(50)});
+  Link alone(kSession, kWindow, true, {0, 50'000'000});
   Message payload;
   uint32_t crc;
   CHECK(!alone.receive(1, &payload, &crc));

@@ -1,7 +1,6 @@
 // A link whose neighbours are played by the test.
 
-#ifndef HVDLITE_TESTS_RING_NEIGHBOURS_H_
-#define HVDLITE_TESTS_RING_NEIGHBOURS_H_
+#pragma once
 
 #include <poll.h>
 
@@ -27,14 +26,15 @@ inline std::string frame(uint64_t sequence, const std::string& payload = kPayloa
   return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
 }
 
-constexpr std::chrono::microseconds kSpin(20);
+constexpr int64_t kSpinNs = 20'000;
 
 struct Neighbours {
   explicit Neighbours(std::chrono::milliseconds timeout = std::chrono::seconds(5), bool has_checksums = true,
                       size_t connections = 1)
       : left(connections),
         right(connections),
-        link(kSession, kWindow, has_checksums, {kSpin, timeout}, nullptr, connections) {
+        link(kSession, kWindow, has_checksums, {kSpinNs, std::chrono::nanoseconds(timeout).count()}, nullptr,
+             connections) {
     for (size_t i = 0; i < connections; ++i) {
       CHECK(link.attach_left(i, left[i].ends[0]));
       CHECK(link.attach_right(i, right[i].ends[0], 0));
@@ -51,6 +51,14 @@ struct Neighbours {
     const ssize_t n = recv(right[connection].ends[1], bytes.data(), bytes.size(), MSG_DONTWAIT);
     bytes.resize(n > 0 ? n : 0);
     return bytes;
+  }
+
+  // The sequence number of the acknowledgement that the left neighbour has received; 0 for none.
+  uint64_t acknowledged(size_t connection = 0) {
+    FrameHeader ack;
+    if (recv(left[connection].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
+    CHECK(is_ack(ack, kSession));
+    return ack.sequence;
   }
 
   void acknowledge(uint64_t received, size_t connection = 0) {
@@ -90,10 +98,14 @@ struct Neighbours {
     std::swap(left[connection].ends, wire->ends);
   }
 
+  // The right neighbour, which has `received` frames, is connected anew.
+  void go_anew(SocketPair* wire, uint64_t received, size_t connection = 0) {
+    CHECK(link.attach_right(connection, wire->ends[0], received));
+    std::swap(right[connection].ends, wire->ends);
+  }
+
   std::vector<SocketPair> left, right;  // by the number of the connection
   Link link;
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_TESTS_RING_NEIGHBOURS_H_

@@ -1,7 +1,6 @@
 // The ranks of a ring as threads, over socket pairs, which a test may cut and replace at any time.
 
-#ifndef HVDLITE_TESTS_RING_RANKS_H_
-#define HVDLITE_TESTS_RING_RANKS_H_
+#pragma once
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -33,7 +32,7 @@ class Ranks {
       : connections_(connections), wires_(size * connections) {
     for (int32_t rank = 0; rank < size; ++rank) {
       // One rank sleeps at once and the next one spins first, so each kind waits for the other.
-      const hvd::ring::Patience patience{std::chrono::microseconds(rank % 2 * 50), std::chrono::seconds(20)};
+      const Patience patience{rank % 2 * 50'000, 20'000'000'000};
       rings_.emplace_back(
           new Ring{rank, size, chunk_bytes, window, {42, window, true, patience, nullptr, connections}});
     }
@@ -78,5 +77,3 @@ inline hvd_span span_of(const void* in, void* out, uint64_t bytes) {
 }
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_TESTS_RING_RANKS_H_

@@ -6,10 +6,7 @@
 
 namespace {
 
-using hvd::shm::kSecond;
-using hvd::shm::Plane;
-using hvd::shm::Ranks;
-using hvd::shm::span_of;
+using namespace hvd::shm;
 
 void check_allreduce(Plane& plane, uint64_t count) {
   std::vector<int32_t> data(count);

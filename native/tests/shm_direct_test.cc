@@ -1,5 +1,5 @@
-// All-reduces of memory that all ranks have mapped, in turn with those of memory that only some or none have, and what
-// remains of them when a rank is aborted.
+// All-reduces of memory in the arena on all, some or no ranks, in turn, and what remains of them when a rank is
+// aborted.
 
 #include <vector>
 
@@ -8,17 +8,12 @@
 
 namespace {
 
-using hvd::shm::Arena;
-using hvd::shm::Geometry;
-using hvd::shm::kSecond;
-using hvd::shm::Plane;
-using hvd::shm::Ranks;
-using hvd::shm::span_of;
+using namespace hvd::shm;
 
 constexpr uint64_t kRegionBytes = 1 << 20;
 constexpr hvd_reduction kSum = {HVD_INT32, HVD_SUM, 1.0, 1.0};
 
-// Ranks whose regions lie in reverse order, to tell ranks from regions.
+// Ranks whose regions are in reverse order, to distinguish ranks from regions.
 class SharingRanks : public Ranks {
  public:
   explicit SharingRanks(const Geometry& geometry)
@@ -39,8 +34,7 @@ class SharingRanks : public Ranks {
   std::vector<Arena> arenas_;
 };
 
-// Two rows of `count` elements in all; those of ranks in the bits of `sharing` lie in the arena, at another place on
-// each.
+// Two rows of `count` elements in all. Ranks in the bits of `sharing` have them in the arena, each at another place.
 void check_allreduce(SharingRanks& ranks, Plane& plane, uint64_t count, uint32_t sharing, bool in_place) {
   std::vector<int32_t> apart(3 * count);
   const bool is_sharing = (sharing >> plane.rank() & 1) != 0;

@@ -1,8 +1,7 @@
 // The ranks of a shared-memory plane as threads. All use one mapping, so that ThreadSanitizer sees every byte that they
 // share at one address.
 
-#ifndef HVDLITE_TESTS_SHM_RANKS_H_
-#define HVDLITE_TESTS_SHM_RANKS_H_
+#pragma once
 
 #include <sys/mman.h>
 
@@ -49,5 +48,3 @@ inline hvd_span span_of(const void* in, void* out, uint64_t bytes) {
 }
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_TESTS_SHM_RANKS_H_

@@ -11,10 +11,7 @@
 
 namespace {
 
-using hvd::shm::kSecond;
-using hvd::shm::Plane;
-using hvd::shm::Ranks;
-using hvd::shm::span_of;
+using namespace hvd::shm;
 
 // The owner advances as fast as it can while the waiter sleeps for every single count: a lost wake-up is a time-out.
 void test_no_wakeup_is_lost() {

@@ -15,11 +15,10 @@ from hvdlite.cuda.memory import copy
 from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError, PeerLost
-from hvdlite.planes.nccl import part as nccl_part
+from hvdlite.planes.nccl import plane as nccl_plane
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.offers import exchange
-from hvdlite.planes.nccl.part import NcclPart
-from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.planes.nccl.plane import NcclPart, NcclPlane
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import Device
@@ -127,7 +126,7 @@ def test_an_abort_just_before_the_wait_for_peers_ends_it_too(fakes: Fakes) -> No
 def _only_offers(plane: NcclPlane) -> None:
     """What a rank does that never makes its communicator."""
     assert plane._of_host is not None
-    exchange(plane._offer(plane._chosen.choose(1)), plane._of_host)
+    exchange(plane._offer(plane._events_of(1)), plane._of_host)
 
 
 def test_an_abort_ends_the_wait_for_peers_that_stop_before_they_connect(fakes: Fakes) -> None:
@@ -349,7 +348,7 @@ def test_an_address_that_is_none(fakes: Fakes, address: object) -> None:
 
 
 def test_an_address_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_part, "apparent_absence", lambda: "x" * 1000)
+    monkeypatch.setattr(nccl_plane, "apparent_absence", lambda: "x" * 1000)
     address = NcclPart(member(1, "aa"), Settings()).bind()
     plane = NcclPart(member(0, "aa"), Settings()).connect(["", address], Scope())
     with pytest.raises(ValueError, match="on rank 1 xxx"):

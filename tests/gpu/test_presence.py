@@ -18,7 +18,7 @@ from hvdlite.groups import choose
 from hvdlite.planes.base import Planes
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.nccl import library as nccl
-from hvdlite.planes.nccl import part
+from hvdlite.planes.nccl import plane
 from hvdlite.session import current
 from hvdlite.settings import Start
 from hvdlite.tensors.device import CPU, Device
@@ -80,10 +80,10 @@ def test_where_a_library_is_installed(place: str, tmp_path: Path, monkeypatch: p
     assert not is_loaded(name)
 
 
-def test_few_of_many_ranks_without_gpus_are_named() -> None:
+def test_ranks_without_gpus_are_named_as_ranges() -> None:
     planes = Planes(cpu=LocalPlane())
     planes.lacking[KIND] = list(range(3, 14))
-    told = "a tensor is on cuda:1, but rank(s) 3, 4, 5, 6, 7, 8, 9, 10 and 3 more found no cuda device at hvd.init(); "
+    told = "a tensor is on cuda:1, but rank(s) 3-13 found no cuda device at hvd.init(); "
     assert planes.absence_for(Device(KIND, 1)).startswith(told)
     assert planes.absence_for(CPU) == ""
     told = "a tensor is on xpu:0, and hvdlite moves no such memory; pass a copy on cpu"
@@ -120,7 +120,7 @@ def _refused(folder: str, lacking: str) -> list[str]:
     """Rank 1 of 2 lacks something. Returns what submits of a tensor on a GPU are told."""
     if Start.read().rank == 1:
         if lacking == "nccl":
-            part.apparent_absence = lambda: "there is no NCCL; install one."
+            plane.apparent_absence = lambda: "there is no NCCL; install one."
         else:
             Gpu.looks_at_files = True
     gpu = Gpu(folder)
@@ -147,7 +147,7 @@ def _refused(folder: str, lacking: str) -> list[str]:
         (
             "gpu",
             "a tensor is on cuda:{}, but rank(s) 1 found no cuda device at hvd.init(); run hvdrun --check-build in "
-            "their environment, which says why, or pass a copy on cpu",
+            "their environment to see why, or pass a copy on cpu",
         ),
         ("nccl", "tensors on GPUs need NCCL on all ranks, but on rank 1 there is no NCCL; install one."),
     ],

@@ -176,7 +176,7 @@ def _only_on_one() -> list[str]:
 def test_a_device_that_only_some_ranks_have_is_refused_where_it_is_submitted() -> None:
     text = (
         "a tensor is on toy:0, but rank(s) 0 found no toy device at hvd.init(); run hvdrun --check-build in their "
-        "environment, which says why, or pass a copy on cpu"
+        "environment to see why, or pass a copy on cpu"
     )
     assert [outcome.result() for outcome in process_ranks(2, _only_on_one, environ=STALLED)] == [[text] * 4] * 2
 

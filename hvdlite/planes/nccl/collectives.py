@@ -140,6 +140,6 @@ def alltoall(gpu: Gpu, group: Group, sends: Sequence[Spans], receives: Sequence[
 
 
 def _rows_of(rank: int, lists: Sequence[Spans]) -> slice:
-    """Where a rank's spans are among those of all, which have as many."""
+    """Returns the rows of a rank among those of all ranks, which have equally many."""
     count = len(lists[rank])
     return slice(rank * count, (rank + 1) * count)

@@ -6,7 +6,7 @@ must be kept until it has run.
 
 Pieces lie one after the other at *positions*, each from a multiple of `TILE`. A warp takes a tile at a time, finds
 its piece by bisection, and moves 16 bytes in each lane at once where both addresses allow it, else an element.
-Results are those of `hvdlite.planes.arithmetic.scaled`, bit by bit except in NaNs.
+Results have the bits of `hvdlite.planes.arithmetic.scaled`, except in NaNs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ shr.u32 e, e, 16;
 
 
 def _integer(kind: str, *limits: str) -> str:
-    """Multiplies in double and truncates toward zero. The conversion saturates; ``limits`` are those of short types."""
+    """Multiplies in double and truncates toward zero. The conversion saturates; ``limits`` do so for short types."""
     lines = [f"cvt.rn.f64.{kind} d, e;", "mul.rn.f64 d, d, factor;", f"cvt.rzi.{kind}.f64 e, d;", *limits]
     return "\n".join(lines) + "\n"
 

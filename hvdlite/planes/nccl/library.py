@@ -57,9 +57,9 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """The options of a communicator: those of version 2.14, which NCCL takes for all later ones too.
+    """The options of a communicator in the form of version 2.14, which later versions take as well.
 
-    It looks at ``size`` and ``version`` and uses its defaults for what came later.
+    They look at ``size`` and ``version``, and use defaults for newer options.
     """
 
     _fields_ = (("size", c_size_t), ("magic", c_uint), ("version", c_uint), ("blocking", c_int))
@@ -101,7 +101,7 @@ INSTALL: Final = (
 
 
 class Loaded(NamedTuple):
-    """NCCL in this process. ``functions`` has those of `SIGNATURES`, which raise HorovodInternalError if they fail."""
+    """NCCL in this process. ``functions`` has the functions of `SIGNATURES`; failures raise HorovodInternalError."""
 
     functions: Any
     version: int
@@ -131,9 +131,9 @@ def library() -> Loaded:
 
 
 def apparent_absence() -> str:
-    """Returns why this process cannot use NCCL; empty if it seems that it can. Loads nothing.
+    """Returns why this process cannot use NCCL; empty if it seems that it can.
 
-    It would take a moment, and perhaps be another copy than the one that a framework loads later.
+    Loads nothing: that takes a moment, and a framework may load another copy later.
     """
     if is_loaded(SONAME):
         return absence_of(library)
@@ -155,7 +155,7 @@ def failure(status: int, name: str, comm: Comm | None = None) -> HorovodInternal
     if last:
         text += f"; NCCL's last error: {last}"
     advice = _ADVICE.get(status, _USUAL_ADVICE)
-    if status != _OF_ANOTHER and name != "ncclGetUniqueId":  # whose error is part of one that says it
+    if status != _OF_ANOTHER and name != "ncclGetUniqueId":  # the latter's error is part of one with that advice
         advice += "; HVDLITE_GPU_PLANE=staged does without NCCL, more slowly"
     return HorovodInternalError(f"{text}. {advice}.")
 

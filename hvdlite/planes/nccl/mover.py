@@ -33,8 +33,8 @@ BLOCKS: Final = 32
 class Mover:
     """Moves in the order of ``stream``.
 
-    All kernels are loaded at once, before the stream has any work: CUDA may load one only when all that run have ended,
-    among which may be one of NCCL's that waits for other ranks.
+    All kernels are loaded at once, before the stream has any work. CUDA may delay loading until all running kernels
+    have ended, and one of them may be a kernel of NCCL that waits for other ranks.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -49,7 +49,7 @@ class Mover:
     def move(self, spans: Spans, dtype: ElementType | None = None, factor: float = 1.0) -> None:
         """Copies ``spans``, elements of ``dtype`` times ``factor``; each must be aligned to its size.
 
-        Products are those of `hvdlite.planes.arithmetic.scaled`. Spans that would not change are left alone.
+        Products equal those of `hvdlite.planes.arithmetic.scaled`. Spans that would not change are left alone.
         """
         if factor == 1 or not isinstance(dtype, DType) or dtype is DType.BOOL:
             spans = spans[(spans[:, 0] != spans[:, 1]) & (spans[:, 2] > 0)]

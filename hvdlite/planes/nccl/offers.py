@@ -1,8 +1,8 @@
-"""What ranks tell each other when they make a communicator: which GPU each uses, and what NCCL needs or lacks.
+"""What ranks exchange to make a communicator: which GPU each uses, and what NCCL needs or lacks.
 
-They do so within their first collective over GPUs, because before it no rank need have chosen a GPU, nor loaded NCCL.
-It travels over the group's plane for CPU memory, and all ranks come to the same conclusion from it, which NCCL does
-not: it fails on some, hangs on others, and names neither.
+They exchange offers within their first collective over GPUs, because before it a rank need not have chosen a GPU or
+loaded NCCL. Offers travel over the group's plane for CPU memory, and all ranks draw the same conclusion from them.
+NCCL does not: it fails on some ranks, hangs on others, and names neither.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from hvdlite.tensors.buffer import address_of
 K = TypeVar("K", bound=Hashable)
 
 ID_BYTES: Final = 128  # of a unique id
-_BYTES: Final = 4096  # of an offer: of the same length on all ranks, so that none must tell it first
+_BYTES: Final = 4096  # of an offer: the same on all ranks, so that no rank must send its length first
 _LONGEST: Final = 400  # characters of a reason, each of which JSON may make six bytes of
 _LONGEST_ID: Final = 64  # of a host's id
 _HASHED_ID: Final = 1023  # bytes of it that NCCL looks at
 _SHARES: Final = 23000  # the first NCCL that can run several ranks on one GPU
-_TOLD: Final = 4  # groups of ranks in one error message
+_NAMED: Final = 4  # groups of ranks in one error message
 
 
 class Offer(NamedTuple):
-    """What a rank says of itself. With a ``lack``, the reason why it cannot use NCCL, the rest may be missing.
+    """One rank's offer. With a ``lack``, the reason why the rank cannot use NCCL, other fields may be missing.
 
-    ``gpu`` is CUDA's UUID, and ``ordinal`` its number among the ``visible`` ones of the rank's process. ``host_id`` and
-    ``may_share`` are what NCCL's own variables say. The first rank has the ``unique`` id, in hexadecimal digits.
+    ``gpu`` is CUDA's UUID, and ``ordinal`` the GPU's number among the ``visible`` GPUs of the rank's process.
+    ``host_id`` and ``may_share`` come from NCCL's own variables. The first rank has the ``unique`` id, in hexadecimal
+    digits.
     """
 
     lack: str = ""
@@ -52,7 +53,7 @@ class Offer(NamedTuple):
 
 
 def sharing(environ: Mapping[str, str] = os.environ, of_system: Path = Path("/etc/nccl.conf")) -> dict[str, Any]:
-    """Returns the fields of an `Offer` that follow from NCCL's variables, which its files of settings may also have."""
+    """Returns the fields of an `Offer` that NCCL's variables set, in the environment or in NCCL's files."""
     of_user = Path(environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf")
     variables = {**_settings_in(of_system), **_settings_in(of_user), **environ}
     shares = variables.get("NCCL_MULTI_RANK_GPU_ENABLE", "").strip() not in ("", "0")
@@ -74,16 +75,16 @@ def _settings_in(path: Path) -> dict[str, str]:
 def exchange(own: Offer, over: DataPlane) -> list[Offer]:
     """Returns the offers of all ranks of the plane ``over``. Raises HorovodInternalError if one is not an offer."""
     text = json.dumps(own._replace(lack=own.lack[:_LONGEST]), ensure_ascii=False).encode(errors="surrogatepass")
-    return [_parsed(each, rank) for rank, each in enumerate(_told(text.ljust(_BYTES, b"\0"), over))]
+    return [_parsed(each, rank) for rank, each in enumerate(_gathered(text.ljust(_BYTES, b"\0"), over))]
 
 
 def do_all(is_so: bool, over: DataPlane) -> bool:
     """Returns whether it is so on all ranks of the plane ``over``."""
-    return all(each == b"\1" for each in _told(bytes([is_so]), over))
+    return all(each == b"\1" for each in _gathered(bytes([is_so]), over))
 
 
-def _told(own: bytes, over: DataPlane) -> list[bytes]:
-    """Returns what each rank has said, all of them as many bytes."""
+def _gathered(own: bytes, over: DataPlane) -> list[bytes]:
+    """Returns the bytes of each rank; all ranks send equally many."""
     length = len(own)
     whole = np.zeros((over.size, length), np.uint8)
     whole[over.rank] = np.frombuffer(own, np.uint8)
@@ -101,29 +102,31 @@ def obstacle(offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]
     """
     numbers = range(len(offers))
     if lacking := _grouped(lambda rank: offers[rank].lack, (rank for rank in numbers if offers[rank].lack)):
-        told = "; ".join(f"{_ranks(having, ranks)}: {lack}" for lack, having in lacking[:_TOLD])
-        return f"NCCL cannot be used ({told}); repair that, or set HVDLITE_GPU_PLANE=staged, which does without it"
+        named_lacks = "; ".join(f"{_ranks(having, ranks)}: {lack}" for lack, having in lacking[:_NAMED])
+        return (
+            f"NCCL cannot be used ({named_lacks}); repair that, or set HVDLITE_GPU_PLANE=staged, which does without it"
+        )
     versions = _grouped(lambda rank: offers[rank].version, numbers)
     if len(versions) > 1:
-        told = "; ".join(f"{dotted(version)} on {_ranks(having, ranks)}" for version, having in versions[:_TOLD])
-        return f"NCCL needs the same version on all ranks, but there is {told}; install the same everywhere."
+        found = "; ".join(f"{dotted(version)} on {_ranks(having, ranks)}" for version, having in versions[:_NAMED])
+        return f"NCCL needs the same version on all ranks, but there is {found}; install the same everywhere."
     shared = [
         having
         for _, having in _grouped(lambda rank: (offers[rank].gpu, offers[rank].host_id), numbers)
         if len(having) > 1 and not all(offers[rank].may_share and offers[rank].version >= _SHARES for rank in having)
     ]
-    return "; ".join(_of_one_gpu(having, offers, ranks, hosts) for having in shared[:_TOLD])
+    return "; ".join(_of_one_gpu(having, offers, ranks, hosts) for having in shared[:_NAMED])
 
 
 def _of_one_gpu(having: Sequence[int], offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]) -> str:
     first = having[0]
     gpu, host = offers[first], hosts[first]
     on_host = hosts.count(host)
-    told = f"{_ranks(having, ranks)} use one GPU, number {gpu.ordinal} of {host} ({gpu.gpu})"
+    shared = f"{_ranks(having, ranks)} use one GPU, number {gpu.ordinal} of {host} ({gpu.gpu})"
     if gpu.visible >= on_host:
-        return f"{told}; add torch.cuda.set_device(hvd.local_rank()) after hvd.init(), before anything is on a GPU"
+        return f"{shared}; add torch.cuda.set_device(hvd.local_rank()) after hvd.init(), before anything is on a GPU"
     return (
-        f"{told}, and see {gpu.visible} GPU(s) for {on_host} ranks there; start one rank for each GPU, as hvdrun -np "
+        f"{shared}, and see {gpu.visible} GPU(s) for {on_host} ranks there; start one rank for each GPU, as hvdrun -np "
         "auto does, or set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30)"
     )
 

@@ -26,9 +26,9 @@ PACKED_BYTES_PER_US = 250_000.0
 
 
 def is_worth_packing(lists: Sequence[Spans]) -> bool:
-    """True if spans, or the spans of each rank, which then are equal, move sooner in one piece than by a call for each.
+    """True if spans, or equal spans of each rank, move sooner in one piece than with a call for each.
 
-    All ranks must think so, or none; so it depends on the bytes of the spans only, which are the same on all.
+    All ranks must come to the same result, so it depends only on the bytes of the spans, which are the same on all.
     """
     if len(lists) > 1 and not is_even(lists):
         return False
@@ -58,9 +58,9 @@ def _lengths(spans: Spans) -> npt.NDArray[np.int64]:
 
 
 class Pack:
-    """``pieces`` as one: themselves if they are, else a part of a `Scratch` that `place` gives them.
+    """``pieces`` as one piece of memory: their own if they are adjacent, else a part of a `Scratch`, given by `place`.
 
-    With ``is_copy`` it is a part of that also for a single piece.
+    With ``is_copy`` a single piece gets a part of the scratch, too.
     """
 
     def __init__(self, pieces: Iterable[Piece], is_copy: bool = False) -> None:
@@ -70,7 +70,7 @@ class Pack:
         self.address = self._pieces[0][0] if self._pieces and not self.is_copy else 0
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the address of each piece, that of its place in the pack, and its bytes; nothing if both are one."""
+        """Yields each piece's address, the address of its place in the pack, and its bytes; nothing without a copy."""
         if self.is_copy:
             part = self.address
             for piece, nbytes in self._pieces:
@@ -79,7 +79,7 @@ class Pack:
 
 
 def place(packs: Sequence[Pack], scratch: Scratch) -> None:
-    """Gives those of ``packs`` that need it a part of the scratch."""
+    """Gives each of ``packs`` that needs one a part of the scratch."""
     needy = [pack for pack in packs if pack.is_copy]
     if needy:
         for pack, address in zip(needy, scratch.take([pack.nbytes for pack in needy]), strict=True):

@@ -1,11 +1,11 @@
 """The plane for the memory of CUDA devices: collectives that NCCL launches on a stream of the plane.
 
-The communicator is made with the first collective, because only its addresses tell which GPU this rank uses: scripts
-choose it after `init`. All ranks run the same collectives in the same order, so they make it together, after they have
-told each other of their GPUs (`offers`).
+The communicator is made with the first collective, because its addresses show which GPU this rank uses: scripts choose
+the GPU after `init`. All ranks run the same collectives in the same order, so they make the communicator together,
+after they have exchanged which GPUs they use (`offers`).
 
-The thread that runs a batch launches it and goes on. Its end is an event of the stream, for which `Launched.wait` and
-streams that use the result wait. If a peer is missing, `Watcher` ends the kernels, and so those waits.
+The thread that runs a batch launches it and goes on. The end of the batch is an event of the stream, for which
+`Launched.wait` and streams that use the result wait. If a peer is missing, `Watcher` ends the kernels and so the waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hvdlite.cuda.events import Events, latest
 from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError, absence_of
 from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.nccl.collectives import (
@@ -39,7 +40,7 @@ from hvdlite.planes.nccl.collectives import (
 from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
-from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
+from hvdlite.planes.nccl.library import BYTES, OPERATIONS, apparent_absence, library
 from hvdlite.planes.nccl.offers import Offer, do_all, exchange, obstacle, sharing
 from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
 from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
@@ -50,6 +51,8 @@ from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max
 
+_LONGEST: Final = 400  # characters of an address
+
 T = TypeVar("T")
 Give = Callable[[Gpu, Group], None]
 """Gives a GPU a collective."""
@@ -59,7 +62,7 @@ class NcclPlane(GpuPlane):
     """The plane of one of the ``members``.
 
     An error that NCCL reports of itself ends the plane after the peer time-out, in which the group may find that a peer
-    is lost. ``lack`` says which ranks have no NCCL: the plane then takes no tensors.
+    is lost. ``lack`` names ranks without NCCL: the plane then takes no tensors.
     """
 
     name = "nccl"
@@ -171,7 +174,7 @@ class NcclPlane(GpuPlane):
             if self._error is not None:
                 self._gpu.communicator.abort()
             self._gpu.close(is_done=not self._launched)
-        self._chosen.close()
+        self._close_events()
 
     def _launch(self, what: str, address: int, give: Give) -> Launched:
         """Has ``give`` give the GPU of ``address``, which may be 0, a collective."""
@@ -196,7 +199,7 @@ class NcclPlane(GpuPlane):
         self._settle(gpu, what)
 
     def _used(self, address: int) -> Gpu:
-        """Returns the GPU of this plane, whose memory ``address`` is; with the first call, and all ranks, makes it."""
+        """Returns the plane's GPU, which ``address`` belongs to. The first call makes it, together with all ranks."""
         events = self._events_for(address)
         if self._gpu is None:
             self._make(events)
@@ -220,7 +223,7 @@ class NcclPlane(GpuPlane):
         self._settle(self._gpu, "connecting the ranks' GPUs")
 
     def _meeting(self, what: Callable[[DataPlane], T]) -> T:
-        """Returns what ``what`` does over the plane for memory of the host, in which all ranks meet."""
+        """Runs ``what`` with all ranks, over the plane for memory of the host, and returns its result."""
         assert self._of_host is not None
         self._is_meeting = True
         try:
@@ -280,6 +283,28 @@ class NcclPlane(GpuPlane):
         return HorovodInternalError(
             f"{what} has not ended within HVDLITE_PROGRESS_TIMEOUT; the GPU of a rank is stopped or far behind"
         )
+
+
+class NcclPart(Part[DataPlane]):
+    """Publishes why this rank cannot load NCCL; nothing if it seems to have it. Nothing is loaded before it is used."""
+
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self._membership = membership
+        self._options = options
+
+    def bind(self) -> Address:
+        return apparent_absence()[:_LONGEST]
+
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        members = self._membership
+        if not all(isinstance(address, str) and len(address) <= _LONGEST for address in addresses):
+            raise HorovodInternalError("a rank published no valid address of NCCL; is its hvdlite the same as here?")
+        lacking = [f"on rank {rank} {why}" for rank, why in zip(members.ranks, addresses, strict=True) if why]
+        lack = f"tensors on GPUs need NCCL on all ranks, but {lacking[0]}" if lacking else ""
+        return NcclPlane(members, self._options, lack)
+
+    def close(self) -> None:
+        pass
 
 
 def _first_address(lists: Sequence[Spans], column: int) -> int | None:

@@ -48,7 +48,7 @@ class Reduction(NamedTuple):
 
 
 def lack(dtype: ElementType, op: int) -> str:
-    """Returns why elements of ``dtype`` are not reduced so, and what to pass instead; empty if they are."""
+    """Returns why NCCL does not reduce ``dtype`` with ``op``, and what to pass instead; empty if it does."""
     if op == Average:  # floats never come with it
         return (
             f"NCCL adds {dtype} as {dtype}, so that a sum may wrap around before it is divided; pass tensor.cpu(), or "
@@ -62,10 +62,10 @@ def lack(dtype: ElementType, op: int) -> str:
 def lack_of_float8(
     version: int, capability: tuple[int, int], op: int, prescale: float, postscale: float, size: int
 ) -> str:
-    """Returns why float8 is not reduced so, and what to pass instead; empty if it is.
+    """Returns why float8 is not reduced like this, and what to pass instead; empty if it is.
 
-    ``version`` is NCCL's and ``capability`` the GPU's. A factor would be rounded to three digits or two, so there is
-    none but that of an average.
+    ``version`` is NCCL's and ``capability`` the GPU's. A factor would be rounded to three digits or two, so only the
+    factor of an average is taken.
     """
     if version < OLDEST_FLOAT8:
         return f"NCCL {dotted(version)} does not reduce float8, which {dotted(OLDEST_FLOAT8)} does; pass tensor.half()"
@@ -86,7 +86,7 @@ def reduction(
 
     A sum of floats multiplies once, before it adds, by the product of both factors, rounded to the type. NCCL does so
     itself; but where kernels pack the elements anyway, they do, with the same results, and NCCL has its fastest sum.
-    Other averages are NCCL's own. For the rest kernels multiply twice, as `DataPlane.allreduce` says.
+    Other averages are NCCL's own. For the rest kernels multiply twice, as in `DataPlane.allreduce`.
     """
     if reason := lack(dtype, op):
         raise HorovodInternalError(reason)

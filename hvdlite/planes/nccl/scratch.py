@@ -1,7 +1,7 @@
 """Memory of a GPU that one collective after the other uses, in the order of one stream.
 
-It stays, since CUDA gives memory that was freed in a stream back whenever the stream is waited for, and to get it again
-takes longer than a small collective.
+It is kept, because CUDA returns memory that was freed in a stream to the system whenever a thread waits for the stream,
+and to allocate it again takes longer than a small collective.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Packs:
     def has_room(self, nbytes: int, do_all: Callable[[bool], bool]) -> bool:
         """Returns whether ``nbytes``, the same on all ranks, can be packed.
 
-        ``do_all`` says whether it is True on all ranks that it is called with.
+        ``do_all`` returns whether all ranks called it with True.
         """
         if self.is_out or (self._memory is not None and nbytes <= self._memory.nbytes):
             return not self.is_out

@@ -1,8 +1,8 @@
-"""The thread of a plane that ends what the GPU does in vain.
+"""The thread of a plane that ends kernels of NCCL when a peer is missing.
 
-A kernel of NCCL waits for its peers without end, and whoever waits for the kernel, the user's program in
-``torch.cuda.synchronize()`` among them, waits with it. Only an abort of the communicator ends it. That may block, so
-`DataPlane.abort`, which must not, leaves it to this thread.
+Such a kernel waits for its peers without end, and so does whoever waits for the kernel, such as the user's program in
+``torch.cuda.synchronize()``. Only an abort of the communicator ends the kernel. Aborting may block, so
+`DataPlane.abort`, which must not block, leaves it to this thread.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from hvdlite.planes.ring.connections import RingConnections
 class Acceptor:
     """Accepts callers at ``listener``; one that proves to be the left neighbour becomes a left connection.
 
-    ``admitted`` counts the left connections by their number. For one thread.
+    Callers wait in ``lobby``; its ``trouble`` is the problem with the neighbour if that was refused. ``admitted`` has
+    how often each connection was made. For one thread.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Acceptor:
     ) -> None:
         self._poller = poller
         self._connections = connections
-        self._lobby = Lobby(poller, listener, new_callee, self._admit)
+        self.lobby = Lobby(poller, listener, new_callee, self._admit)
         self._left: dict[int, socket.socket] = {}
         self._cut_off: set[int] = set()
         self.admitted = [0] * connections.count
@@ -39,30 +40,12 @@ class Acceptor:
         """True if a connection broke or was dropped: the neighbour may lack acknowledgements, and will call again."""
         return bool(self._cut_off)
 
-    @property
-    def refused(self) -> int:
-        """The number of strangers that called."""
-        return self._lobby.refused
-
-    @property
-    def trouble(self) -> str:
-        """The problem with the neighbour, if it called and was refused."""
-        return self._lobby.trouble
-
-    @property
-    def due(self) -> float:
-        """The time of the next `tick`."""
-        return self._lobby.due
-
-    def tick(self, now: float) -> None:
-        self._lobby.tick(now)
-
     def close(self) -> None:
         """Ends all connections. The native ring has to be done with the left ones."""
         for connection, sock in self._left.items():
             self._connections.detach_left(connection)
             self._poller.close(sock)
-        self._lobby.close()
+        self.lobby.close()
 
     def _admit(self, handshake: HandshakeIO[Callee]) -> None:
         # Nothing more may be received over the old connection once the count has been sent. The neighbour dropped it

@@ -176,7 +176,7 @@ class Connector:
         if isinstance(reason, OSError) and reason.errno not in _UNREACHABLE:
             self.reached_at = time.monotonic()
         self.trouble = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-        # The neighbour does not listen any more: it has left, and has what it needed.
+        # The neighbour does not listen any more: it has left, and needs nothing from this rank.
         self.is_finished = self._is_finishing and isinstance(reason, ConnectionRefusedError)
         self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
         self._dial_at = time.monotonic() + self._pause_s

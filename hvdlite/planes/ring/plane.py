@@ -16,9 +16,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 from hvdlite.members.membership import Membership
@@ -119,20 +116,18 @@ class RingPlane(NeighbourPlane):
         self._run("allreduce", spans.ctypes.data, len(spans), ctypes.byref(reduction))
 
     def allgather(self, streams: Sequence[Spans]) -> None:
-        spans, counts = self._of_all_ranks(streams, "allgather")
+        spans, counts = self._joined(streams, "allgather")
         self._run("allgather", spans.ctypes.data, counts.ctypes.data)
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
-        spans, counts = self._of_all_ranks(parts, "reducescatter")
+        spans, counts = self._joined(parts, "reducescatter")
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
         self._run("reducescatter", spans.ctypes.data, counts.ctypes.data, ctypes.byref(reduction))
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
-        sent, send_counts = self._of_all_ranks(sends, "alltoall")
-        received, receive_counts = self._of_all_ranks(receives, "alltoall")
-        cells = np.ascontiguousarray(matrix, np.uint64)
-        if cells.shape != (self.size, self.size):
-            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        sent, send_counts = self._joined(sends, "alltoall")
+        received, receive_counts = self._joined(receives, "alltoall")
+        cells = self._cells_of(matrix)
         arrays = (sent, send_counts, received, receive_counts, cells)
         self._run("alltoall", *(array.ctypes.data for array in arrays))
 
@@ -184,12 +179,6 @@ class RingPlane(NeighbourPlane):
             raise HorovodInternalError(_NO_LIBCRYPTO.format(NoLibcrypto()))
         native.check(status, f"opening the ring on rank {neighbours.rank}")
         return ring
-
-    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
-        """The spans of each rank as the rows of one array, and how many rows each rank has."""
-        if len(spans) != self.size:
-            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
-        return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
 
     def _run(self, collective: str, *arguments: Any) -> None:
         if self._ring is None or self._reconnector is None:

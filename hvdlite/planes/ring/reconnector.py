@@ -82,7 +82,7 @@ class Reconnector:
         self._close_by = _NEVER  # set once
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.set(self._wake, select.POLLIN, self._wake_up)
-        self._told = 0  # how many resumed connections the user knows of
+        self._warned_of = 0  # resumed connections that the last warning counted
         self._thread = threading.Thread(target=self._run, name="hvdlite-ring-reconnector", daemon=True)
         self._thread.start()
 
@@ -104,9 +104,9 @@ class Reconnector:
                 if scope.is_over:
                     break
         left, right, acceptor = self._neighbours.left, self._neighbours.right, self._acceptor
-        if acceptor.trouble:
+        if acceptor.lobby.trouble:
             raise HorovodInternalError(
-                f"its left neighbour, rank {left}, disagrees with it: {acceptor.trouble}; "
+                f"its left neighbour, rank {left}, disagrees with it: {acceptor.lobby.trouble}; "
                 "HVDLITE_RING_CONNECTIONS must be the same on all ranks"
             )
         if missing := next((connector for connector in self._connectors if not connector.connected), None):
@@ -115,9 +115,9 @@ class Reconnector:
                 "see that rank's own output for the reason"
             )
         if not all(acceptor.admitted):
-            strangers = f"; {acceptor.refused} connections that are not of this job were refused"
+            strangers = f"; {acceptor.lobby.refused} connections that are not of this job were refused"
             raise HorovodInternalError(
-                f"its left neighbour, rank {left}, did not connect in time{strangers if acceptor.refused else ''}"
+                f"its left neighbour, rank {left}, did not connect in time{strangers if acceptor.lobby.refused else ''}"
             )
 
     def stop(self, linger_s: float = 0.0) -> None:
@@ -135,7 +135,7 @@ class Reconnector:
 
     def _is_complete_or_closing(self) -> bool:
         is_complete = all(connector.connected for connector in self._connectors) and all(self._acceptor.admitted)
-        return is_complete or bool(self._acceptor.trouble) or self._close_by < _NEVER
+        return is_complete or bool(self._acceptor.lobby.trouble) or self._close_by < _NEVER
 
     @property
     def _has_delivered(self) -> bool:
@@ -167,11 +167,11 @@ class Reconnector:
                 for connector in self._connectors:
                     connector.finish()
             now = time.monotonic()
-            self._acceptor.tick(now)
+            self._acceptor.lobby.tick(now)
             for connector in self._connectors:
                 connector.tick(now)
             dues = (connector.due for connector in self._connectors)
-            self._poller.sleep(min(self._acceptor.due, self._close_by, *dues))
+            self._poller.sleep(min(self._acceptor.lobby.due, self._close_by, *dues))
             self._warn_of_resumed()
             with self._changed:
                 self._changed.notify_all()
@@ -195,9 +195,9 @@ class Reconnector:
     def _warn_of_resumed(self) -> None:
         """Warns of re-established connections: the first, and then whenever their number has doubled."""
         resumed = self.resumed
-        if resumed < max(1, 2 * self._told):
+        if resumed < max(1, 2 * self._warned_of):
             return
-        self._told = resumed
+        self._warned_of = resumed
         logger.warning(
             "rank %d: connections to its neighbours, ranks %d and %d, ended and were re-established without losing "
             "data; %d so far, and %d damaged frames",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import logger
@@ -17,11 +18,13 @@ from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
+T = TypeVar("T")
 
-class SharedMemory(Part[int | None]):
-    """Memory of one host as a descriptor on each of its ranks, the members.
 
-    The first rank gets it from ``make``. If that returns None, there is none for any of them.
+class _SharedMemory(Part[T]):
+    """A part made of memory that the members, all of one host, share.
+
+    The first rank gets its descriptor from ``make``. If that returns None, no rank has any.
     """
 
     def __init__(self, membership: Membership, make: Callable[[], int | None]) -> None:
@@ -40,7 +43,11 @@ class SharedMemory(Part[int | None]):
         self._offer = self._undo.enter_context(SegmentOffer(fd, self._key))
         return self._offer.address
 
-    def connect(self, addresses: Sequence[Address], scope: Scope) -> int | None:
+    def close(self) -> None:
+        self._undo.close()
+
+    def _shared(self, addresses: Sequence[Address], scope: Scope) -> int | None:
+        """Returns this rank's descriptor of the memory, which the caller closes."""
         if self._membership.rank > 0:
             return fetch(addresses[0], self._key, scope) if addresses[0] else None
         if self._offer is not None:
@@ -49,32 +56,22 @@ class SharedMemory(Part[int | None]):
         self._undo.pop_all()
         return self._fd
 
-    def close(self) -> None:
-        self._undo.close()
 
-
-class ShmPart(Part[DataPlane]):
+class ShmPart(_SharedMemory[DataPlane]):
     """The plane of one host. Raises ValueError for invalid options."""
 
     def __init__(self, membership: Membership, options: Settings) -> None:
-        self._membership = membership
-        self._options = options
         nbytes = geometry(options, membership.size).nbytes
-        self._memory = SharedMemory(membership, lambda: create(nbytes))
-
-    def bind(self) -> Address:
-        return self._memory.bind()
+        super().__init__(membership, lambda: create(nbytes))
+        self._options = options
 
     def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
-        fd = self._memory.connect(addresses, scope)
+        fd = self._shared(addresses, scope)
         assert fd is not None  # `create` raises if there is none
         return ShmPlane(self._membership, self._options, fd)
 
-    def close(self) -> None:
-        self._memory.close()
 
-
-class ArenaPart(Part[Regions | None]):
+class ArenaPart(_SharedMemory[Regions | None]):
     """Memory of each rank that all ranks of its host have mapped. All members of all hosts have this part.
 
     It becomes None if this rank is alone on its host, or the system does not provide enough address space.
@@ -82,25 +79,18 @@ class ArenaPart(Part[Regions | None]):
 
     def __init__(self, membership: Membership) -> None:
         self._hosts = membership.by_leader.values()
-        self._size = membership.size
+        self._all = membership.size
         self._own = own = membership.on_this_host
-        self._part = membership.among(own, "arena")
-        self._memory = SharedMemory(self._part, lambda: create_arena(len(own)) if len(own) > 1 else None)
-
-    def bind(self) -> Address:
-        return self._memory.bind()
+        super().__init__(membership.among(own, "arena"), lambda: create_arena(len(own)) if len(own) > 1 else None)
 
     def connect(self, addresses: Sequence[Address], scope: Scope) -> Regions | None:
-        fd = self._memory.connect([addresses[rank] for rank in self._own], scope)
+        fd = self._shared([addresses[rank] for rank in self._own], scope)
         if fd is None:
             return None
         numbers = {rank: number for ranks in self._hosts for number, rank in enumerate(ranks)}
         try:
-            arena = Arena(fd, self._part.rank, self._part.size)
+            arena = Arena(fd, self._membership.rank, self._membership.size)
         except HorovodInternalError as error:
             logger.info("shared arrays will be ordinary arrays: %s", error)
             return None
-        return Regions(arena, [numbers[rank] for rank in range(self._size)])
-
-    def close(self) -> None:
-        self._memory.close()
+        return Regions(arena, [numbers[rank] for rank in range(self._all)])

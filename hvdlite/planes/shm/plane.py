@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError
@@ -34,21 +33,18 @@ _SEGMENT_LIMIT_BYTES = 64 << 20
 
 
 class Geometry(NamedTuple):
-    """The layout of a segment, equal on all its ranks, and how this rank waits."""
+    """The layout of a segment, equal on all its ranks."""
 
     nbytes: int
     chunk_bytes: int
     slots: int
-    spin_ns: int
-    progress_timeout_s: float
 
 
 def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry:
-    """The geometry for ``size`` ranks on ``cores``, by default those of this process: the options, or defaults for 0.
+    """Returns the geometry for ``size`` ranks on ``cores`` (default: the cores of this process) from the options.
 
-    Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
-    the segment stays below 64 MiB.
-    Raises ValueError for invalid options.
+    By default, ranks that share cores use longer chunks, since each wait is a context switch, and many ranks use
+    shorter ones, so that the segment stays below 64 MiB. Raises ValueError for invalid options.
     """
     slots, chunk_bytes = options.shm_slots, options.shm_chunk
     is_oversubscribed = size > (len(os.sched_getaffinity(0)) if cores is None else cores)
@@ -61,7 +57,7 @@ def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry
             f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} do not make a segment for {size} ranks; "
             "a chunk has 64 bytes to 1 GiB, a rank 2 to 1024 slots, and a host at most 1024 ranks"
         )
-    return Geometry(nbytes, chunk_bytes, slots, round(max(options.spin, 0) * 1000), options.progress_timeout)
+    return Geometry(nbytes, chunk_bytes, slots)
 
 
 class ShmPlane(HostPlane):
@@ -90,8 +86,8 @@ class ShmPlane(HostPlane):
                 size,
                 shape.chunk_bytes,
                 shape.slots,
-                shape.spin_ns,
-                round(shape.progress_timeout_s * 1e9),
+                round(max(options.spin, 0) * 1000),
+                round(options.progress_timeout * 1e9),
                 ctypes.byref(handle),
             )
         finally:
@@ -114,14 +110,13 @@ class ShmPlane(HostPlane):
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         handle = self._usable_handle("allreduce")
-        rows = _as_rows(spans)
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
-        status = self._library.hvd_shm_allreduce(handle, rows.ctypes.data, len(rows), ctypes.byref(reduction))
+        status = self._library.hvd_shm_allreduce(handle, spans.ctypes.data, len(spans), ctypes.byref(reduction))
         self._check(status, "allreduce")
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         handle = self._usable_handle("allgather")
-        rows, counts = self._of_all_ranks(streams, "allgather")
+        rows, counts = self._joined(streams, "allgather")
         self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
@@ -132,7 +127,7 @@ class ShmPlane(HostPlane):
 
     def _reducescatter(self, parts: Sequence[Spans], reduction: native.Reduction, partials: int | None) -> None:
         handle = self._usable_handle("reducescatter")
-        rows, counts = self._of_all_ranks(parts, "reducescatter")
+        rows, counts = self._joined(parts, "reducescatter")
         status = self._library.hvd_shm_reducescatter(
             handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction), partials
         )
@@ -140,11 +135,9 @@ class ShmPlane(HostPlane):
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
         handle = self._usable_handle("alltoall")
-        sent, send_counts = self._of_all_ranks(sends, "alltoall")
-        received, receive_counts = self._of_all_ranks(receives, "alltoall")
-        cells = np.ascontiguousarray(matrix, np.uint64)
-        if cells.shape != (self.size, self.size):
-            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        sent, send_counts = self._joined(sends, "alltoall")
+        received, receive_counts = self._joined(receives, "alltoall")
+        cells = self._cells_of(matrix)
         status = self._library.hvd_shm_alltoall(
             handle,
             sent.ctypes.data,
@@ -185,21 +178,7 @@ class ShmPlane(HostPlane):
             raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")
         return self._handle
 
-    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
-        """The spans of each rank as the rows of one array, and how many rows each rank has."""
-        if len(spans) != self.size:
-            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
-        return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
-
     def _check(self, status: int, what: str) -> None:
         if status != native.OK and (arena := self._arena) is not None:
             arena.stop_sharing()  # a peer may still be writing
         native.check(status, f"{what} on rank {self._name}", self._error)
-
-
-def _as_rows(spans: Spans) -> Spans:
-    """The rows as native code reads them: an array of three 64-bit words each."""
-    rows = np.ascontiguousarray(spans, np.uint64)
-    if rows.ndim != 2 or rows.shape[1] != 3:
-        raise ValueError(f"spans must have shape (n, 3), not {rows.shape}")
-    return rows

@@ -1,31 +1,31 @@
 """The plane for the memory of CUDA devices that goes through memory of the host, where ranks have no NCCL.
 
-Another plane, of its own, does the collectives in pinned memory. So they have the arithmetic of CPUs, whatever the type
-and the scale factors, and tensors on CPUs never wait for GPUs: those have a plane of theirs, in another thread.
+An inner plane runs the collectives in pinned memory. So they have the arithmetic of CPUs, whatever the type and the
+scale factors. Tensors on CPUs never wait for GPUs, because they have another plane and another thread.
 
-A collective is taken at once; who waits for its completion does it, one after the other. The memory of the host that
-this takes does not depend on the tensors.
+A collective is accepted at once and run by the thread that waits for its completion; collectives run one after the
+other. The memory of the host that they need does not depend on the tensors.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
-
-import numpy as np
 
 from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
 from hvdlite.planes.staged.pipeline import Pipeline
 from hvdlite.planes.staged.staged import Staged
+from hvdlite.scope import Scope
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -77,8 +77,7 @@ class StagedPlane(GpuPlane):
         return self._stage(flows, _bytes_in(parts), move)
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Staged | None:
-        if (_bytes_of(sends) != matrix[self.rank]).any() or (_bytes_of(receives) != matrix[:, self.rank]).any():
-            raise ValueError("alltoall: the spans have not the bytes that the matrix says")
+        self._expect_bytes(sends, receives, matrix)
         most = int((matrix.sum(0) + matrix.sum(1)).max())  # of any rank, so that all make as many pieces
         count = count_of(most, 2 * self.size, self._room)
 
@@ -112,7 +111,7 @@ class StagedPlane(GpuPlane):
         self._free_if_closed()
 
     def _stage(self, flows: Sequence[Flow], most: int, move: Move) -> Staged | None:
-        """Takes a collective of at ``most`` so many bytes on a rank; None if no rank has any."""
+        """Accepts a collective of at most ``most`` bytes on any rank; None if no rank has any."""
         if not most:
             self._refuse_if_aborted()
             return None
@@ -127,7 +126,7 @@ class StagedPlane(GpuPlane):
         return staged
 
     def _carry_out(self, last: Staged) -> None:
-        """Does what was taken, in order, up to ``last``."""
+        """Runs the accepted collectives, in order, up to ``last``."""
         with self._running:
             while not last.is_over:
                 self._do(self._taken[0])
@@ -149,7 +148,7 @@ class StagedPlane(GpuPlane):
             staged.finished(error)
 
     def _used(self, address: int) -> Pipeline:
-        """Returns what this plane has on its GPU, whose memory ``address`` is; makes it with the first collective."""
+        """Returns the pipeline on the plane's GPU, which ``address`` belongs to. The first collective makes it."""
         events = self._events_for(address)
         if self._gpu is None:
             self._gpu = Pipeline(events, self._room)
@@ -163,10 +162,31 @@ class StagedPlane(GpuPlane):
             try:
                 if self._gpu is not None:
                     self._gpu.close()
-                self._chosen.close()
+                self._close_events()
                 self._inner.close()
             finally:
                 self._running.release()
+
+
+class StagedPart(Part[DataPlane]):
+    """Has a part of its own for the memory of the host, which ``make`` makes of a membership.
+
+    The ``regret`` that there is no better plane is logged by the first rank once this one is used.
+    """
+
+    def __init__(self, membership: Membership, make: Callable[[Membership], Part[DataPlane]], regret: str = "") -> None:
+        self._membership = membership
+        self._regret = "" if membership.rank else regret
+        self._inner = make(membership.among(range(membership.size), "staged"))
+
+    def bind(self) -> Address:
+        return self._inner.bind()
+
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        return StagedPlane(self._membership, self._inner.connect(addresses, scope), self._regret)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 @cache
@@ -177,7 +197,3 @@ def _warn(text: str) -> None:
 
 def _bytes_in(lists: Sequence[Spans]) -> int:
     return int(sum(int(spans[:, 2].sum()) for spans in lists))
-
-
-def _bytes_of(lists: Sequence[Spans]) -> Matrix:
-    return np.array([spans[:, 2].sum() for spans in lists], np.uint64)

@@ -18,7 +18,7 @@ _LOOK_S: Final = 0.2  # a signal that another thread gets does not end the main 
 class Staged:
     """A collective of ``plane`` that begins after ``marks``; see `Launch`.
 
-    `wait` has it done, by ``carry_out``. Until the GPU has been given the last copy, `hold_back` blocks.
+    `wait` runs it with ``carry_out``. `hold_back` blocks until the GPU has been given the last copy.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Staged:
         return self.is_over or (end is not None and end.event.is_done)
 
     def hold_back(self, stream: int) -> None:
-        """Lets ``stream`` wait for the end, once the GPU has been given that; not at all after an abort.
+        """Lets ``stream`` wait for the end, once the GPU has been given the last copy; not at all after an abort.
 
-        An exception of a signal handler in the main thread ends it, and changes nothing else.
+        An exception of a signal handler in the main thread ends this call, and changes nothing else.
         """
         while not self._is_settled:
             waiter = threading.Lock()
@@ -61,18 +61,18 @@ class Staged:
             self._end.event.hold_back_callers(ctypes.c_void_p(stream))
 
     def wait(self) -> None:
-        """Does the collective, or waits until another thread has, and raises if it failed. Releases the GIL."""
+        """Runs the collective, or waits until another thread has, and raises if it failed. Releases the GIL."""
         self._carry_out(self)
         if self._error is not None:
             raise self._error
 
     def given(self, end: Moment) -> None:
-        """Takes note that the GPU has been given everything, and will have done it at ``end``."""
+        """Records that the GPU has been given everything, and will have done it at ``end``."""
         self._end = end
         self.wake()
 
     def finished(self, error: HvdError | None) -> None:
-        """Takes note that nothing of it goes on, and why its result must not be used."""
+        """Records that the collective has ended, and the error if its result must not be used."""
         self._error = error
         self.is_over = True
         self.pieces = self.marks = ()

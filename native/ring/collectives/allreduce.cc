@@ -13,7 +13,7 @@
 // memory is bounded whatever the size of the batch.
 //
 // Cost: every rank sends and receives 2 (size - 1) / size of the batch (partial results of 16-bit floats are float32
-// and count twice, those of averages of integers up to four times) and waits 2 (size - 1) times for a frame, once in a
+// and count twice, sums for averages of integers up to four times) and waits 2 (size - 1) times for a frame, once in a
 // batch. See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 #include <algorithm>
@@ -25,8 +25,6 @@ namespace {
 
 // Elements of a frame are a multiple of this, so that frames of any type begin on cache lines if the batch does.
 constexpr uint64_t kElementStep = 64;
-
-constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
 
 struct Plan {
   uint64_t count;  // elements of the batch

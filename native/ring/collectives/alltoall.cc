@@ -40,8 +40,7 @@ class Cells : public RelayedStreams {
   }
 
   uint64_t frames(int32_t origin) const noexcept override {
-    const uint64_t all = reach({origin, 0, 0}), frame = frame_bytes_[origin];
-    return all / frame + (all % frame != 0);
+    return divide_up(reach({origin, 0, 0}), frame_bytes_[origin]);
   }
 
   uint64_t bytes(const Leg& leg) const noexcept override { return end(leg) - begin(leg); }

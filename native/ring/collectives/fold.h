@@ -1,7 +1,6 @@
 // Folds data from the left with this rank's memory: the arithmetic of a reduction on its way round the ring.
 
-#ifndef HVDLITE_RING_FOLD_H_
-#define HVDLITE_RING_FOLD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ class Fold {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_FOLD_H_

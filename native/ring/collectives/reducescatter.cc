@@ -34,7 +34,7 @@ class Parts : public RelayedStreams {
 
   uint64_t frames(int32_t origin) const noexcept override {
     const Part& part = part_of(origin);
-    return part.count / part.frame + (part.count % part.frame != 0);
+    return divide_up(part.count, part.frame);
   }
 
   uint64_t bytes(const Leg& leg) const noexcept override {

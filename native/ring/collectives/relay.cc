@@ -8,7 +8,7 @@ LegSequence::LegSequence(const RelayedStreams& streams, const Ring& ring, int32_
     : streams_(streams), size_(ring.size), window_(ring.window), first_((first + ring.size) % ring.size) {
   for (int32_t origin = 0; origin < size_; ++origin) {
     const uint64_t frames = streams.frames(origin);
-    rounds_ = std::max(rounds_, frames / window_ + (frames % window_ != 0));
+    rounds_ = std::max(rounds_, divide_up(frames, window_));
   }
   enter(0);
   find();
@@ -79,11 +79,12 @@ Outcome Relay::send_next() {
 Outcome Relay::receive_next() {
   if (!can_receive()) return Outcome::kNotYet;
   Leg leg = incoming_.leg();
-  const Outcome outcome = link_.try_receive(incoming_.bytes(), &passing_.payload, &passing_.crc);
+  OutgoingFrame& frame = passing_;
+  const Outcome outcome = link_.try_receive(incoming_.bytes(), &frame.payload, &frame.crc, streams_.place(leg));
   if (outcome != Outcome::kDone) return outcome;
-  if (!streams_.take(leg, &passing_.payload, &passing_.crc)) return Outcome::kFailed;
+  if (!streams_.take(leg, &frame.payload, &frame.crc)) return Outcome::kFailed;
   ++leg.step;
-  passing_.is_ready = streams_.bytes(leg) > 0;
+  frame.is_ready = streams_.bytes(leg) > 0;
   incoming_.next();
   return Outcome::kDone;
 }

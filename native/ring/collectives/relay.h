@@ -1,22 +1,21 @@
-// The relay: streams that travel a part of the ring, the loop under reduce-scatter and all-to-all.
+// The relay: streams that travel the ring or a part of it, the loop under all-gather, reduce-scatter and all-to-all.
 //
 // Every rank is the origin of one stream, cut into frames. A frame goes from neighbour to neighbour; each rank that
-// gets it handles it as RelayedStreams says and passes on what is left of it, until nothing is. In step s a link
-// carries what left its origin s ranks further to the left.
+// receives the frame handles it as RelayedStreams defines and passes on what is left of it, until nothing is. In step s
+// a link carries what left its origin s ranks further to the left.
 //
 // All links carry their frames in one order: by round, in a round by step, in a step by number; a round is the next
 // `window` frames of every stream. Frames without bytes are left out, so nothing is paid for what nobody sends. Both
 // ends of a link derive the order from the lengths of the streams, which every rank knows.
 //
-// A rank holds at most one frame that it has to pass on, and while it does it receives nothing, so its memory is
-// bounded whatever the lengths are, and a slow link slows down those before it. That cannot end in a circle: of all
-// frames that wait anywhere consider one that comes first in the order. If it waits to be sent, everything sent before
-// it over the same link has been received, so the link has room. If it waits on a link while its receiver has to pass
-// on an earlier one, then what lies on the receiver's other link is of the same place in the order up to one step
-// later, which is less than `window` frames; links take that many, so the earlier one can be sent.
+// A rank holds at most one frame to pass on, and receives nothing while it holds one. So its memory is bounded whatever
+// the lengths are, and a slow link slows down the links before it. Ranks cannot wait for each other in a circle: of all
+// frames that wait anywhere, consider one that comes first in the order. If that frame waits to be sent, everything
+// sent before it over the same link has been received, so the link has room. If it waits on a link while its receiver
+// holds an earlier frame, then the receiver's other link holds frames between the place of the earlier one in the order
+// and one step later, which is less than `window` frames. Links take that many, so the earlier frame can be sent.
 
-#ifndef HVDLITE_RING_RELAY_H_
-#define HVDLITE_RING_RELAY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,7 +35,7 @@ class RelayedStreams {
  public:
   virtual ~RelayedStreams() = default;
 
-  // How many frames the stream of `origin` has.
+  // The number of frames in the stream of `origin`.
   virtual uint64_t frames(int32_t origin) const noexcept = 0;
 
   // Bytes of the payload on this leg, at most the ring's chunk. 0: the frame does not travel it, nor any after it.
@@ -45,7 +44,11 @@ class RelayedStreams {
   // Makes the payload with which a frame of this rank's own stream sets out.
   virtual bool load(const Leg& leg, Message* payload) = 0;
 
-  // Handles what came with checksum `crc`. If the frame travels a further leg, `payload` and `crc` become those of it.
+  // The memory to receive the payload of this leg in; null: in a message.
+  virtual char* place(const Leg&) const noexcept { return nullptr; }
+
+  // Handles a payload that was received with checksum `crc`. If the frame travels a further leg, both become that
+  // leg's.
   virtual bool take(const Leg& leg, Message* payload, uint32_t* crc) = 0;
 };
 
@@ -103,5 +106,3 @@ class Relay {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_RELAY_H_

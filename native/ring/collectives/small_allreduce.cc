@@ -1,8 +1,8 @@
 // All-reduce of a small batch: every rank's raw part travels the ring once, and every rank folds all of them itself.
 //
-// Every rank passes on what comes, but for the right neighbour's own part, which comes last. So a rank waits size - 1
+// Every rank passes on what comes, except the right neighbour's own part, which comes last. So a rank waits size - 1
 // times for a frame, where the algorithm of allreduce.cc waits 2 (size - 1) times, and each link carries size - 1 parts
-// instead of less than two. All ranks fold the same bytes in the same order, that of ranks, so they hold the same bits.
+// instead of less than two. All ranks fold the same bytes in the order of ranks, so they hold the same bits.
 
 #include <cstring>
 #include <vector>

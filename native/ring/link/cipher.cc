@@ -1,5 +1,7 @@
 #include "ring/link/cipher.h"
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 namespace hvd::ring {
@@ -16,7 +18,24 @@ struct Nonce {
 
 const unsigned char* bytes_of(const void* data) noexcept { return static_cast<const unsigned char*>(data); }
 
+template <class Function>
+bool find(void* library, const char* name, Function* function) noexcept {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
+}
+
 }  // namespace
+
+bool Crypto::load(const char* path) noexcept {
+  // Never unloaded: Python has it for as long as the process lives.
+  void* library = dlopen(path, RTLD_LAZY);
+  return library != nullptr && find(library, "EVP_aes_128_gcm", &aes_128_gcm) &&
+         find(library, "EVP_CIPHER_CTX_new", &context_new) && find(library, "EVP_CIPHER_CTX_free", &context_free) &&
+         find(library, "EVP_CIPHER_CTX_ctrl", &control) && find(library, "EVP_EncryptInit_ex", &encrypt_init) &&
+         find(library, "EVP_EncryptUpdate", &encrypt_update) && find(library, "EVP_EncryptFinal_ex", &encrypt_final) &&
+         find(library, "EVP_DecryptInit_ex", &decrypt_init) && find(library, "EVP_DecryptUpdate", &decrypt_update) &&
+         find(library, "EVP_DecryptFinal_ex", &decrypt_final);
+}
 
 Cipher::~Cipher() {
   if (context_ != nullptr) crypto_->context_free(context_);

@@ -1,12 +1,11 @@
-// The header of a frame: what it says, how it is sealed, and what makes a received one good.
+// The header of a frame: its fields, how it is sealed, and which received headers are good.
 //
-// A frame is this header and then the payload. Ranks know from the collective which frame comes next, so nothing is
-// learnt from a header: a frame is good if its header is, byte for byte, one that was expected, and the payload has the
-// checksum that it names. An acknowledgement is a header alone, which goes the other way. Fields are in little-endian
-// order, as is every processor that wheels are built for.
+// A frame is this header and then the payload. Ranks know from the collective which frame comes next, so a header
+// carries no news: a frame is good if its header is, byte for byte, one that was expected, and the payload has the
+// checksum in it. An acknowledgement is a header alone, which goes the other way. Fields are in little-endian order, as
+// is every processor that wheels are built for.
 
-#ifndef HVDLITE_RING_FRAME_H_
-#define HVDLITE_RING_FRAME_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -39,5 +38,3 @@ bool is_data(const FrameHeader& header, uint64_t session, uint64_t sequence, uin
 bool is_ack(const FrameHeader& header, uint64_t session) noexcept;
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_FRAME_H_

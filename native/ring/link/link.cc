@@ -12,12 +12,11 @@
 namespace hvd::ring {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A link that damages the same frame this often will not get it across.
 constexpr uint64_t kMostCorruptInARow = 20;
 
-constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
+constexpr int64_t kMsNs = 1'000'000;
+constexpr int64_t kLookForAnswersEveryMs = 1000;
 
 }  // namespace
 
@@ -27,8 +26,7 @@ constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
 Link::Link(uint64_t session, uint64_t window, bool has_checksums, const Patience& patience, const Crypto* crypto,
            size_t connections)
     : has_checksums_(has_checksums && crypto == nullptr),
-      progress_timeout_(patience.progress_timeout),
-      spin_{patience.spin.count(), 0, 0},
+      patience_(patience),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const uint64_t share = window / connections + (window % connections != 0);
   for (size_t i = 0; i < connections; ++i) {
@@ -143,7 +141,7 @@ uint64_t Link::detach_left(size_t connection) noexcept {
 
 void Link::detach_right(size_t connection) noexcept {
   Lock lock(mutex_);
-  senders_[connection].read_acks();  // the last ones, which a neighbour that has left cannot tell again
+  senders_[connection].read_acks();  // the last ones, which a neighbour that has left cannot send again
   senders_[connection].detach();
 }
 
@@ -185,7 +183,7 @@ void Link::wake() noexcept {
 // The first call of a collective sets its time limit.
 bool Link::enter() noexcept {
   if (!is_usable()) return false;
-  if (!is_in_collective_) time_limit_ = Clock::now() + progress_timeout_;
+  if (!is_in_collective_) time_limit_ns_ = monotonic_ns() + patience_.timeout_ns;
   is_in_collective_ = true;
   return true;
 }
@@ -217,11 +215,10 @@ uint64_t Link::progress() const noexcept {
 // holds it again afterwards.
 bool Link::sleep(bool until_readable, bool until_acknowledged) {
   const uint64_t moved = progress();
-  const Clock::time_point now = Clock::now();
-  if (moved != progress_) time_limit_ = now + progress_timeout_;
+  const int64_t now_ns = monotonic_ns();
+  if (moved != progress_) time_limit_ns_ = now_ns + patience_.timeout_ns;
   progress_ = moved;
-  if (now >= time_limit_) return fail(HVD_TIMED_OUT);
-  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now);
+  if (now_ns >= time_limit_ns_) return fail(HVD_TIMED_OUT);
 
   // poll passes over descriptors below zero: connections that are not there, or of no interest.
   pollfd fds[2 + kMostConnections];
@@ -234,8 +231,8 @@ bool Link::sleep(bool until_readable, bool until_acknowledged) {
   }
   const nfds_t count = 2 + senders_.size();
   mutex_.unlock();
-  const int timeout = static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1;
-  const int ready = poll_spinning(&spin_, fds, count, timeout);
+  const int64_t timeout_ms = std::min((time_limit_ns_ - now_ns) / kMsNs, kLookForAnswersEveryMs) + 1;
+  const int ready = poll_spinning(&patience_.spin, fds, count, static_cast<int>(timeout_ms));
   const int error = errno;
   mutex_.lock();
   if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);

@@ -22,11 +22,9 @@
 // The thread that runs collectives uses a link frame by frame; other threads may call the functions marked "for any
 // thread" at any time.
 
-#ifndef HVDLITE_RING_LINK_H_
-#define HVDLITE_RING_LINK_H_
+#pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -39,13 +37,6 @@
 #include "ring/link/sender.h"
 
 namespace hvd::ring {
-
-// How a rank waits: it spins for `spin` at most, then sleeps, and gives up when no byte has moved for
-// `progress_timeout`.
-struct Patience {
-  std::chrono::nanoseconds spin;
-  std::chrono::nanoseconds progress_timeout;
-};
 
 class Link {
  public:
@@ -117,8 +108,7 @@ class Link {
   uint64_t progress() const noexcept;
 
   const bool has_checksums_;
-  const std::chrono::nanoseconds progress_timeout_;
-  hvd_spin spin_;  // of the thread that runs collectives, without the mutex
+  Patience patience_;  // of the thread that runs collectives, without the mutex
 
   std::mutex mutex_;  // guards all below but aborted_; never held while a thread sleeps
   std::deque<Sender> senders_;
@@ -127,7 +117,7 @@ class Link {
   size_t incoming_ = 0;  // the one over which the next frame comes
   bool is_in_collective_ = false;
   uint64_t progress_ = 0;  // what had been sent and received when the time limit was set
-  std::chrono::steady_clock::time_point time_limit_;
+  int64_t time_limit_ns_ = 0;
   hvd_status status_ = HVD_OK;
   int error_number_ = 0;
 
@@ -136,5 +126,3 @@ class Link {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_LINK_H_

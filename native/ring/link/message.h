@@ -1,7 +1,6 @@
 // The payload of a frame: memory of its own, or memory of the caller's that it refers to.
 
-#ifndef HVDLITE_RING_MESSAGE_H_
-#define HVDLITE_RING_MESSAGE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdlib>
@@ -59,5 +58,3 @@ class Message {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_MESSAGE_H_

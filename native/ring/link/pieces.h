@@ -1,7 +1,6 @@
 // Reading and writing several pieces of memory as one run of bytes of a stream socket.
 
-#ifndef HVDLITE_RING_PIECES_H_
-#define HVDLITE_RING_PIECES_H_
+#pragma once
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -24,7 +23,7 @@ class Pieces {
 
   size_t bytes() const noexcept { return bytes_; }
 
-  // Write or read from byte `offset` on, without waiting. How many bytes moved; -1: errno says why none did.
+  // Write or read from byte `offset` on, without waiting. Return how many bytes moved; -1 with errno: none.
   ssize_t write(int fd, size_t offset) noexcept {
     return move([fd](const msghdr* message) { return ::sendmsg(fd, message, MSG_DONTWAIT | MSG_NOSIGNAL); }, offset);
   }
@@ -57,5 +56,3 @@ class Pieces {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_PIECES_H_

@@ -14,7 +14,7 @@ constexpr uint64_t kBlockBytes = 128 << 10;
 
 bool Receiver::attach(int fd, const hvd_ring_keys* keys) noexcept {
   if (cipher_.is_on() && !(cipher_.set_key(keys->frames, false) && ack_cipher_.set_key(keys->acks, true))) return false;
-  // The neighbour that reconnected was told how many frames have been received: that acknowledges them.
+  // The neighbour that reconnected has received the count of received frames, which acknowledges them.
   acked_ = received_;
   sender_waits_ = false;
   offset_ = crc_ = 0;
@@ -61,7 +61,7 @@ bool Receiver::read(uint64_t bytes) noexcept {
 Pieces Receiver::next_pieces(uint64_t bytes) noexcept {
   Pieces pieces;
   pieces.add(&header_, sizeof header_);
-  // Nothing is written to the caller's memory before a header says that this frame belongs there.
+  // Nothing is written to the caller's memory before the header shows that this frame belongs there.
   if (payload_.is_borrowed() && offset_ < sizeof header_) return pieces;
   const uint64_t had = offset_ - std::min(offset_, sizeof header_);
   const uint64_t block = has_checksums_ ? std::min(bytes, (had / kBlockBytes + 1) * kBlockBytes) : bytes;

@@ -9,8 +9,7 @@
 //
 // Not for several threads at once; Link has the lock.
 
-#ifndef HVDLITE_RING_RECEIVER_H_
-#define HVDLITE_RING_RECEIVER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -85,5 +84,3 @@ class Receiver {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_RECEIVER_H_

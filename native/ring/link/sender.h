@@ -1,13 +1,12 @@
 // A connection to the right neighbour: frames go out, acknowledgements come back.
 //
 // A frame is kept until it is acknowledged, since a connection may end with frames in it that nobody has read. Its
-// successor begins with the first frame that the neighbour says it has not received. Frames whose payload lies in the
-// caller's memory are not copied for that: they are read again from there.
+// successor begins with the first frame that the neighbour has not received. A payload in the caller's memory is not
+// copied for that: it is read there again.
 //
 // Not for several threads at once; Link has the lock.
 
-#ifndef HVDLITE_RING_SENDER_H_
-#define HVDLITE_RING_SENDER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +45,7 @@ class Sender {
   void read_acks() noexcept;
 
   // Breaks a connection of which no packet has arrived for a few seconds. The kernel would go on trying for a quarter
-  // of an hour; another connection may well get through, past a firewall that has forgotten this one, say.
+  // of an hour; another connection may get through, for example past a firewall that has forgotten this one.
   void break_if_unanswered() noexcept;
 
   // Forgets all frames: nothing is read from any memory any more.
@@ -89,5 +88,3 @@ class Sender {
 };
 
 }  // namespace hvd::ring
-
-#endif  // HVDLITE_RING_SENDER_H_

@@ -40,7 +40,8 @@ constexpr uint64_t kOneRoundBytes = 128 << 10;
 // The result of a block is copied to the caller's memory while it is still in the first-level cache.
 constexpr uint64_t kBlockBytes = 16 << 10;
 
-// Beside what the C interface has: some ranks have all of the batch in the arena and wait to hear that not all have.
+// Beside the statuses of the C interface: some ranks have all of the batch in the arena, and wait until they know that
+// not all ranks do.
 constexpr hvd_status kBeginAgain = -1;
 
 struct Range {

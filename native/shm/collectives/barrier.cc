@@ -1,4 +1,4 @@
-// A barrier is a chunk without data: everybody says that it is here and waits until everybody has. One round, each rank
+// A barrier is a chunk without data: each rank passes a stage of it and waits until all have. One round, each rank
 // reads size - 1 gates.
 
 #include "shm/plane.h"

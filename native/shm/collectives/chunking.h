@@ -1,7 +1,6 @@
 // The number of bytes of a vector that move at once.
 
-#ifndef HVDLITE_SHM_CHUNKING_H_
-#define HVDLITE_SHM_CHUNKING_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -27,5 +26,3 @@ struct Chunking {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_CHUNKING_H_

@@ -11,7 +11,7 @@ namespace {
 // Bytes folded at once: a block of the own output stays in the first-level cache until it is copied to the others.
 constexpr uint64_t kBlockBytes = 16 << 10;
 
-// A rank tells the others that it moves after so many bytes of the vector.
+// After so many bytes of the vector a rank shows the others that it moves.
 constexpr uint64_t kStretchBytes = 64 << 20;
 
 }  // namespace

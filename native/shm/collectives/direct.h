@@ -1,19 +1,18 @@
-// All-reduce of what lies in the arena: nothing is copied into slots.
+// All-reduce of tensors in the arena: nothing is copied into slots.
 //
-// Each rank says where its spans are, as offsets in its region. If all ranks have theirs there, the vector is divided
-// among them, and each rank folds its share from the memory of all, in rank order, block by block into its own output,
-// and copies the block to the outputs of the others while it is in the cache.
+// Each rank publishes where its spans are, as offsets in its region. If all ranks have their spans there, the vector is
+// divided among them. Each rank folds its share from the memory of all, in rank order, block by block into its own
+// output, and copies the block to the outputs of the others while it is in the cache.
 //
 // Cost per rank for B bytes on n ranks: it reads B and writes B, of which (n - 1) / n in the memory of others; 2 waits
 // a batch. Every element is folded by the same kernel in the same order as through the slots, so bits are the same.
 //
-// How ranks agree, without an extra round: a rank with its spans in the arena publishes a table of them in its slot of
-// the batch's first chunk, any other fills that chunk as usual, and both mark which before they pass kFilled. So once
-// all ranks have passed kFilled of that chunk, all know the same. If they do not all have a table, they abandon the
-// chunks of this attempt and start over through the slots.
+// Ranks agree without an extra round. A rank with its spans in the arena publishes a table of them in its slot of the
+// batch's first chunk; any other rank fills that chunk as usual. Each marks which it did before it passes kFilled. So
+// once all ranks have passed kFilled of that chunk, all know the same. Unless all have a table, they abandon the chunks
+// of this attempt and start over through the slots.
 
-#ifndef HVDLITE_SHM_DIRECT_H_
-#define HVDLITE_SHM_DIRECT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ class DirectAllReduce {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_DIRECT_H_

@@ -1,7 +1,6 @@
 // Walks over spans once, so that algorithms think in positions of one long vector.
 
-#ifndef HVDLITE_SHM_SPAN_CURSOR_H_
-#define HVDLITE_SHM_SPAN_CURSOR_H_
+#pragma once
 
 #include <cstdint>
 
@@ -13,8 +12,8 @@ namespace hvd::shm {
 // Forward only: the whole walk costs as much as there are spans.
 class SpanCursor {
  public:
-  SpanCursor() noexcept = default;
-  explicit SpanCursor(const hvd_span* spans) noexcept : span_(spans) {}
+  SpanCursor() noexcept = default;  // trivial, so that arrays for many ranks cost nothing
+  explicit SpanCursor(const hvd_span* spans) noexcept : span_(spans), span_begin_(0) {}
 
   // Calls visit(in, out, bytes, position) for each contiguous piece of positions [begin, end). No call may begin before
   // the end of the one before it, nor end beyond the spans.
@@ -29,10 +28,8 @@ class SpanCursor {
   }
 
  private:
-  const hvd_span* span_ = nullptr;
-  uint64_t span_begin_ = 0;  // position of the first byte of *span_
+  const hvd_span* span_;
+  uint64_t span_begin_;  // position of the first byte of *span_
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_SPAN_CURSOR_H_

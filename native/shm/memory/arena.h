@@ -1,15 +1,14 @@
 // Memory that all ranks of a host have mapped, so that one may read and write the tensors of another.
 //
 // One sparse file has a region for each rank. A rank allocates in its own region only, and its peers see what it has
-// there without being told. Everyone maps the whole file, each at an address of its own; what is exchanged are offsets
-// in regions.
+// there without a message. Every rank maps the whole file, each at an address of its own; ranks exchange offsets in
+// regions.
 //
 // A rank stops sharing when something broke and a slow peer may still be about to write: it turns the mapping of its
 // own region into a private one, in place. Addresses stay valid, threads that use the memory meanwhile notice nothing,
 // and what peers write from then on reaches nobody.
 
-#ifndef HVDLITE_SHM_ARENA_H_
-#define HVDLITE_SHM_ARENA_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -40,19 +39,11 @@ class Arena {
   bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
   void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
 
-  // Puts huge pages into the own region where the system has some to give.
+  // As the functions of hvdlite.h.
   void use_huge_pages(int fd, uint64_t offset, uint64_t bytes) noexcept;
-
-  // Whole pages of the own region become private copies of what they hold.
   hvd_status make_private(int fd, uint64_t offset, uint64_t bytes) noexcept;
-
-  // To be called in a forked child: it does not have the regions of the others, and what it writes is its own.
   hvd_status after_fork(int fd) noexcept;
-
-  // Gives the memory of whole pages of the own region back to the system; they read as zeros then.
   hvd_status release(uint64_t offset, uint64_t bytes) noexcept;
-
-  // Unmaps the regions of all others.
   void leave_peers() noexcept;
 
  private:
@@ -70,5 +61,3 @@ class Arena {
 }  // namespace hvd::shm
 
 struct hvd_arena : hvd::shm::Arena {};
-
-#endif  // HVDLITE_SHM_ARENA_H_

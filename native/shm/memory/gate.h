@@ -9,8 +9,7 @@
 // A peer's memory is not trusted: a wrong counter can make data wrong or a wait time out, but nothing is ever indexed
 // by it.
 
-#ifndef HVDLITE_SHM_GATE_H_
-#define HVDLITE_SHM_GATE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -19,14 +18,6 @@
 #include "kernels/spin.h"
 
 namespace hvd::shm {
-
-// How a rank waits: it spins, then sleeps, and gives up after `timeout_ns`.
-struct Patience {
-  Patience(int64_t spin_ns, int64_t limit_ns) noexcept : spin{spin_ns, 0, 0}, timeout_ns(limit_ns) {}
-
-  hvd_spin spin;
-  int64_t timeout_ns;
-};
 
 // Zero bytes are a valid gate: nothing passed, nobody asleep. Each gate has a pair of cache lines of its own, since
 // processors fetch lines in pairs.
@@ -57,5 +48,3 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
               "processes can share only lock-free atomics");
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_GATE_H_

@@ -1,4 +1,4 @@
-// The memory that the ranks of one host share, and what lies where in it.
+// The memory that the ranks of one host share, and its layout.
 //
 //   Header                      geometry (set by the first rank to map it, compared by the others)
 //   Gate[size][kStages]         what each rank has done so far, written by that rank only
@@ -10,8 +10,7 @@
 //
 // A fresh segment is all zeros, which is a valid state: no rank has done anything.
 
-#ifndef HVDLITE_SHM_SEGMENT_H_
-#define HVDLITE_SHM_SEGMENT_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -71,5 +70,3 @@ class Segment {
 };
 
 }  // namespace hvd::shm
-
-#endif  // HVDLITE_SHM_SEGMENT_H_

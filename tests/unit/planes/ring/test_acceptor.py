@@ -47,7 +47,7 @@ class House:
         self.close = self.acceptor.close
 
     def turn(self) -> None:
-        self.acceptor.tick(time.monotonic())
+        self.acceptor.lobby.tick(time.monotonic())
         self._poller.sleep(time.monotonic() + 0.01)
 
     def call(self, connection: int = 0, connections: int = 1) -> tuple[socket.socket, Caller]:
@@ -75,7 +75,7 @@ def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House)
     second, _ = house.call()
     house.connections.meanwhile = second.close
     house.turn()
-    assert (house.acceptor.admitted, house.acceptor.refused) == ([1], 1)
+    assert (house.acceptor.admitted, house.acceptor.lobby.refused) == ([1], 1)
     assert house.connections.left == [-1]
     assert house.acceptor.is_cut_off
     with first:
@@ -127,5 +127,5 @@ def test_a_neighbour_that_makes_another_number_of_connections_is_told_of(connect
         house.turn()
         with link:
             assert link.recv(4096) == b""
-        assert (house.acceptor.admitted, house.acceptor.refused) == ([0, 0, 0], 1)
-        assert house.acceptor.trouble == f"it makes {connections} connections instead of 3"
+        assert (house.acceptor.admitted, house.acceptor.lobby.refused) == ([0, 0, 0], 1)
+        assert house.acceptor.lobby.trouble == f"it makes {connections} connections instead of 3"
