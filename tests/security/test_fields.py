@@ -44,7 +44,7 @@ from hvdlite.launcher.doctor.facts import parse_machine, parse_software
 from hvdlite.launcher.job.timeline import check_events
 from hvdlite.launcher.monitor.monitor import read as read_question
 from hvdlite.launcher.network.candidates import Network
-from hvdlite.launcher.network.probe_answers import parse_listening
+from hvdlite.launcher.network.connect_test import Dialled, Listening
 from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.node import _Node
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record
@@ -299,10 +299,15 @@ READERS: Mapping[str, Reader] = {
         lambda text: parse_software(parse(text)),
         ValueError,
     ),
-    "answers about networks": Reader([describe_network()], lambda text: Network.parse(parse(text)), ValueError),
+    "answers about networks": Reader([describe_network()], lambda text: read(Network, parse(text)), ValueError),
     "answers about ports": Reader(
         [{"ports": {"10.0.0.1": 4000}, "problems": {}}],
-        lambda text: parse_listening(parse(text), ["10.0.0.1"]),
+        lambda text: read(Listening, parse(text)),
+        ValueError,
+    ),
+    "answers about dialled addresses": Reader(
+        [{"results": [{"rtt_us": 50.0, "mb_per_s": 1e3}, {"problem": "other host", "host": 1}]}],
+        lambda text: read(Dialled, parse(text)),
         ValueError,
     ),
     "answers about what ranks do": Reader(
