@@ -14,11 +14,11 @@ from typing import Final
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import LaunchError
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
-from .agents.fields import printable
 from .blackbox.command import blackbox
 from .check_build import describe_build
 from .decisions.endings import ending_of

@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import BadHostSpec
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 
 from .agents.agents import Agents
-from .agents.fields import printable
 from .agents.ways import Way
 from .decisions.plan import Plan, wanted_hosts
 from .job.execute import FailureReport, execute

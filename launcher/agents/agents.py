@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import CannotStart
 from hvdlite.scope import Scope
 
@@ -25,7 +26,6 @@ from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.messages import FromAgent, Signalled
 from ..where.hosts import Host
-from .fields import printable
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way
 

@@ -6,13 +6,14 @@ from typing import Final
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
 
-from ..agents.fields import printable, shown
 from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
 from ..options.nodes import NodeOptions
+from ..stream.fields import shown
 from ..where.allocation import allocation_of
 from ..where.hostlists import hosts_of, list_of
 from ..where.hosts import Host

@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import LaunchError
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
@@ -31,9 +32,8 @@ from hvdlite.net.sealed import path_of_libcrypto
 from hvdlite.net.wake import Wake
 from hvdlite.scope import Scope
 
-from ..agents.fields import printable, shown
 from ..decisions.endings import Ending, ending_of
-from ..stream.fields import parse_fields, read
+from ..stream.fields import parse_fields, read, shown
 from ..stream.frames import FrameError
 from ..stream.hello import Hello
 from ..where.hosts import Host, is_local, is_own_address

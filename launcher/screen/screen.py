@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from ..agents.fields import printable
+from hvdlite.blackbox.format import printable
+
 from ..stream.sink import Sink
 from .last_words import Crash
 from .output import LineAssembler, Stream, prefix

@@ -169,6 +169,11 @@ def row(kind: Callable[..., Any], checks: tuple[Check, ...]) -> Check:
     return check
 
 
+def listed(value: object) -> list[Any]:
+    """``value`` if it is a list, and nothing for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def record(kind: type[Any]) -> Check:
     """The fields of a message of this ``kind``."""
     return lambda value: read(kind, exactly(dict)(value))

@@ -39,8 +39,8 @@ def stacks(pid: int | None, ranks: tuple[int, ...], shows_all: bool) -> None:
 
 def _shown(answers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Lines of what the agents answered, which may be anything."""
-    from ..agents.fields import shown
     from ..reports.stacks import INNERMOST_FIRST, as_lines, looked
+    from ..stream.fields import shown
 
     looks, problems = [], []
     for answer in answers:

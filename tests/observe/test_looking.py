@@ -73,7 +73,7 @@ class Rank:
         return OFFER.unpack(os.pread(self.worker.blackbox, OFFER.size, OFFER_AT))  # type: ignore[return-value]
 
     def look(self, *, shows_all: bool = False) -> Looked:
-        looked: Looked = looking(self._workers, {"ranks": [0], "more": {"all": shows_all}})()["0"]
+        looked: Looked = looking(self._workers, {"ranks": [0], "all": shows_all})()["0"]
         return looked
 
     def look_until(self, condition: Callable[[Looked], bool]) -> Looked:

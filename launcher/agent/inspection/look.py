@@ -40,11 +40,11 @@ _OURS: Final = "hvdlite-"  # the names of hvdlite's threads
 
 
 def looking(workers: Iterable[Worker], question: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Returns what answers a question for the stacks of ``ranks``, with those of hvdlite if there is ``more.all``.
+    """Returns what answers a question for the stacks of ``ranks``, with those of hvdlite if ``all``.
 
     What it needs of ``workers`` is taken now, because they may end before the answer is there.
     """
-    ranks, shows_all = frozenset(question["ranks"]), bool(question["more"].get("all"))
+    ranks, shows_all = frozenset(question["ranks"]), bool(question["all"])
     looks = [
         _Look(worker.rank, worker.process.pid, None if worker.blackbox is None else Box(os.dup(worker.blackbox)))
         for worker in workers
