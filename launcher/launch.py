@@ -83,7 +83,7 @@ def launch(
             _timeline(plan, identity) as plan,
         ):
             streams = sys.stdout.fileno(), sys.stderr.fileno()
-            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)
+            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps, loop=agents.loop)
             plan = plan.meeting_at(server.address)
             on_failure: FailureReport | None = click.get_current_context().obj
             return execute(

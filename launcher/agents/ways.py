@@ -152,7 +152,7 @@ class ProcessWay:
 
     def send(self, data: bytes) -> None:
         if self._outbox and not self._stdin.closed:
-            self._outbox.send(data)
+            self._outbox.write(data)
 
     def hold(self, is_held: bool) -> None:
         """Pauses or resumes reading from the agent."""

@@ -23,9 +23,7 @@ from ..screen.output import Stream
 from ..screen.screen import Screen
 from ..stream import messages
 from ..stream.frames import FrameError
-from ..stream.loop import WRITE
 from ..stream.signals import ANNOUNCING, ENDING, caught
-from ..stream.sink import Sink
 from .blame import box, strangers
 from .input import Input
 from .logs import Logs
@@ -89,7 +87,6 @@ class _Execution:
         self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}
         self._readers = frozenset(readers)
         self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
-        self._waiting: set[Sink] = set()
         self._interrupters: set[str] = set()  # the hosts that were asked by a signal to end the job
         self._warned_of_logs = False
         self._reports = Reports(screen, {link: self._ranks[host] for host, link in self._links.items()})
@@ -114,14 +111,13 @@ class _Execution:
                 while self._supervisor.phase is not Phase.FINISHED:
                     self._loop.turn(self._screen.deadline)
                     self._screen.redraw()
-                    self._watch_sinks(set(self._screen.waiting))
                 self._conclude()
                 self._loop.unwatch(signals)
         finally:
             has_ended = self._supervisor.phase is Phase.FINISHED
             self._monitor.close(self._supervisor.exit_code if has_ended else None)
             self._input.close()
-            self._watch_sinks(set())
+            self._screen.leave_loop()
             self._agents.close()
         return self._finish()
 
@@ -331,13 +327,6 @@ class _Execution:
     def _conclude(self) -> None:
         for link in self._links.values():
             link.way.conclude(self._supervisor.exit_code)
-
-    def _watch_sinks(self, waiting: set[Sink]) -> None:
-        for sink in waiting - self._waiting:
-            self._loop.watch(sink.fileno(), sink.flush, WRITE)
-        for sink in self._waiting - waiting:
-            self._loop.unwatch(sink.fileno())
-        self._waiting = waiting
 
     def _finish(self) -> int:
         for rank in range(self._plan.size):

@@ -23,7 +23,7 @@ from hvdlite.net.untrusted import parse
 
 from ..agents.link import AgentLink, Question
 from ..stream.fields import Yes, each, exactly, optional, read
-from ..stream.loop import WRITE, Loop
+from ..stream.loop import READ, WRITE, Loop
 from . import folder
 
 ANSWER_S: Final = 20.0
@@ -117,11 +117,12 @@ class _Caller:
         except OSError:
             self._leave()
         else:
-            self._loop.unwatch(self._sock.fileno())
+            self._loop.unwatch(self._sock.fileno(), WRITE)
             self._loop.watch(self._sock.fileno(), self._read)
 
     def _leave(self) -> None:
-        self._loop.unwatch(self._sock.fileno())
+        for event in (READ, WRITE):
+            self._loop.unwatch(self._sock.fileno(), event)
         self._sock.close()
         self._answer.clear()
         self.asked, self.is_gone = [], True

@@ -178,8 +178,7 @@ class _Node:
         self._timeout_s = timeout_s
         self._decoder: Decoder | None = Decoder()  # of what the agent is sent, up to Start
         self._loop = Loop()
-        self._writer = channel.sock.dup()
-        self._up = Outbox(self._loop, self._writer.fileno(), "node 0", self._hold_agent)
+        self._up = Outbox(self._loop, channel.sock.fileno(), "node 0", self._hold_agent)
         self._agent = ProcessWay(Host("localhost"), SshOptions())
         self._agent_has_ended = False
         self._signalled = 0
@@ -205,7 +204,6 @@ class _Node:
             self._agent.close()
             self._up.drain(0.0)
             self._up.close()
-            self._writer.close()
             self._loop.close()
         if self._outcome is None:
             raise LaunchError(self._lost)
@@ -236,7 +234,7 @@ class _Node:
         if now >= self._ping_at:
             self._ping_at = now + _PING_S
             self._asked_at = now if self._asked_at is None else self._asked_at
-            self._up.send(self._channel.seal(Record.PING))
+            self._up.write(self._channel.seal(Record.PING))
 
     @property
     def _patience_s(self) -> float | None:
@@ -287,18 +285,18 @@ class _Node:
     def _from_agent(self, data: bytes) -> None:
         if data:
             for record in self._channel.seal_stream(data):
-                self._up.send(record)
+                self._up.write(record)
             return
         self._agent.ignore()
         self._agent_has_ended = True
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
-        self._up.send(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
+        self._up.write(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
         self._asked_at = None
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
-            self._up.send(self._channel.seal(Record.SIGNAL, signum=signum))
+            self._up.write(self._channel.seal(Record.SIGNAL, signum=signum))
             if signum not in ENDING:
                 continue
             self._signalled += 1
