@@ -14,7 +14,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.blackbox.format import printable
@@ -127,9 +126,7 @@ class Agents:
     def __enter__(self) -> Agents:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_for(self, questions: Sequence[Question], scope: Scope) -> None:

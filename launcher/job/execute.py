@@ -36,39 +36,26 @@ _AGENT_DIED: Final = "the process that started it died"
 FailureReport = Callable[[Failure, Sequence[str]], bool]
 
 
-def execute(
-    plan: Plan,
-    agents: Agents,
-    screen: Screen,
-    logs: Logs | None,
-    *,
-    readers: Collection[int] = (),
-    grace_s: float = GRACE_S,
-    is_verbose: bool,
-    on_failure: FailureReport | None = None,
-    has_met: Callable[[], bool] = lambda: False,
-) -> int:
-    """Runs the job on ``agents``, one for each of its hosts, until all have ended. Returns hvdrun's exit code.
+class Execution:
+    """A job on ``agents``, one for each of its hosts.
 
-    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
-    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
-    returns whether hvdrun shows the failure. ``has_met`` is True once a rank has called `init`.
+    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`. ``on_failure`` is called at the
+    end of a job that failed, with the first failure and that rank's last lines, and returns whether hvdrun shows the
+    failure. ``has_met`` is True once a rank has called `init`.
     """
-    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure, has_met).run()
 
-
-class _Execution:
     def __init__(
         self,
         plan: Plan,
         agents: Agents,
         screen: Screen,
         logs: Logs | None,
-        readers: Collection[int],
-        grace_s: float,
+        *,
+        readers: Collection[int] = (),
+        grace_s: float = GRACE_S,
         is_verbose: bool,
-        on_failure: FailureReport | None,
-        has_met: Callable[[], bool],
+        on_failure: FailureReport | None = None,
+        has_met: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_failure, self._has_met = on_failure, has_met
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
@@ -100,6 +87,7 @@ class _Execution:
         self._alone: set[int] = set()  # the ranks that showed no sign of others
 
     def run(self) -> int:
+        """Runs the job until all ranks have ended. Returns hvdrun's exit code."""
         self._agents.attend(Listener(self._receive, self._show_line, self._lose))
         try:
             with caught((*ENDING, *ANNOUNCING, signal.SIGTSTP)) as signals:
@@ -231,17 +219,8 @@ class _Execution:
                 self._times.ended(rank, message.spent, ended, now)
                 if message.is_alone:
                     self._alone.add(rank)
-                exit = Exit(
-                    rank,
-                    pid,
-                    code,
-                    ended,
-                    link.clock.uncertain_s,
-                    message.is_oom,
-                    message.ended_by,
-                    message.agent,
-                    message.last,
-                )
+                how = message.is_oom, message.ended_by, message.agent, message.last
+                exit = Exit(rank, pid, code, ended, link.clock.uncertain_s, *how)
                 self._act(self._supervisor.exited(exit, now))
 
     def _send_input(self, rank: int, data: bytes) -> None:

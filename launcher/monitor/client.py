@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from hvdlite.net.listener import peer_of
@@ -70,9 +69,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.blackbox.format import printable
@@ -112,9 +111,7 @@ class Gathering:
     def __enter__(self) -> Gathering:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
         code, text = ending_of(error) if error else Ending(0)
         if code > 128 and not text:

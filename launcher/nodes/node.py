@@ -185,8 +185,8 @@ class _Node:
         self._takes_no_more = False  # the agent
         self._outcome: Over | None = None
         self._lost = ""  # why node 0 is gone, in a sentence
-        self._ping_at = time.monotonic()
-        self._asked_at: float | None = None  # when node 0 was sent a ping, and nothing has come since
+        self._next_ping = self._loop.at(None, self._ping)
+        self._silence_end = self._loop.at(None, self._give_up_node_0)  # set while a ping has no answer
 
     def run(self) -> int:
         self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
@@ -215,26 +215,32 @@ class _Node:
         return code
 
     def _turn(self) -> None:
-        self._loop.turn(self._seconds_to_act())
+        if self._patience_s is None:
+            self._next_ping.move(None)
+            self._silence_end.move(None)
+        elif not self._next_ping.is_set:
+            self._next_ping.move(time.monotonic())
+        self._loop.turn(time.monotonic() + _LOOK_S if self._up.is_full or self._takes_no_more else None)
         if not self._agent_has_ended:
             # Who takes no more may have ended, and that end is behind data for which there is no room.
             if self._up.is_full and self._agent.wait(0.0):
                 self._agent.hold(False)
             if self._takes_no_more and comes(self._channel.sock, ENDED):
                 self._hold_node_0(False)
-        if (patience_s := self._patience_s) is None:
-            return
+
+    def _ping(self) -> None:
         now = time.monotonic()
-        if self._asked_at is not None and now >= self._asked_at + patience_s:
-            if self._agent_has_ended:
-                self._lose(f"it gave no sign of life for {patience_s:g} s")
-            else:
-                problem = "it let this node in, and has given no sign of life since"
-                self._lost = _not_reached(self._place, patience_s, problem)
-        if now >= self._ping_at:
-            self._ping_at = now + _PING_S
-            self._asked_at = now if self._asked_at is None else self._asked_at
-            self._up.write(self._channel.seal(Record.PING))
+        self._next_ping.move(now + _PING_S)
+        if not self._silence_end.is_set and self._patience_s is not None:
+            self._silence_end.move(now + self._patience_s)
+        self._up.write(self._channel.seal(Record.PING))
+
+    def _give_up_node_0(self) -> None:
+        if self._agent_has_ended:
+            self._lose(f"it gave no sign of life for {_SILENCE_S:g} s")
+        else:
+            problem = "it let this node in, and has given no sign of life since"
+            self._lost = _not_reached(self._place, self._timeout_s, problem)
 
     @property
     def _patience_s(self) -> float | None:
@@ -243,15 +249,8 @@ class _Node:
             return _SILENCE_S
         return None if self._decoder is None or self._takes_no_more else self._timeout_s
 
-    def _seconds_to_act(self) -> float | None:
-        look_s = _LOOK_S if self._up.is_full or self._takes_no_more else None
-        if (patience_s := self._patience_s) is None:
-            return look_s
-        due = self._ping_at if self._asked_at is None else min(self._ping_at, self._asked_at + patience_s)
-        return min(max(0.0, due - time.monotonic()), look_s or _PING_S)
-
     def _from_node_0(self) -> None:
-        self._asked_at = None
+        self._silence_end.move(None)
         self._obey(self._channel.receive())
 
     def _look_for_start(self, data: bytes) -> None:
@@ -292,7 +291,7 @@ class _Node:
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
         self._up.write(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
-        self._asked_at = None
+        self._silence_end.move(None)
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
@@ -323,7 +322,8 @@ class _Node:
             self._loop.unwatch(self._channel.sock.fileno())
         elif not self._lost:
             # What came meanwhile is read first, and may be why the connection broke, which a write would hide.
-            self._asked_at, self._ping_at = None, time.monotonic() + _PING_S
+            self._silence_end.move(None)
+            self._next_ping.move(time.monotonic() + _PING_S)
             self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
 
 

@@ -255,7 +255,7 @@ class Found(NamedTuple):
 
 
 class Box(NamedTuple):
-    """The black box of ``rank``, which has ended: see `launcher.agent.inspection.packing`."""
+    """The black box of ``rank``, which has ended: see `launcher.agent.inspection.watch.packed`."""
 
     rank: Number
     at: Annotated[float, number()]

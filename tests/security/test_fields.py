@@ -33,10 +33,10 @@ from hvdlite.blackbox.format import (
 from hvdlite.blackbox.times import spent_by
 from hvdlite.errors import CannotStart, HorovodInternalError
 from hvdlite.host.machine import describe_machine
-from hvdlite.launcher.agent.inspection.packing import packed
 from hvdlite.launcher.agent.inspection.stacks import _parsed, _parsed_dump
 from hvdlite.launcher.agent.inspection.status import status_of
 from hvdlite.launcher.agent.inspection.unresponsive import Unresponsive
+from hvdlite.launcher.agent.inspection.watch import packed
 from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.agent.ranks.workers import Worker
 from hvdlite.launcher.blackbox.boxes import unpacked
