@@ -14,6 +14,7 @@ from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 from hvdlite.scope import Scope
 
+from ..agents.ways import Receiver
 from ..decisions.endings import NODE_BROKE, NODE_LEFT
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
@@ -75,16 +76,10 @@ class NodeConnection:
 
     # ---- as a way to the agent
 
-    def attach(
-        self,
-        loop: Loop,
-        receive: Callable[[bytes], None],
-        show: Callable[[str], None],
-        hold: Callable[[bool], None],
-        signalled: Callable[[int], None],
-    ) -> None:
-        self._loop, self._receive, self._signalled = loop, receive, signalled
-        self._outbox = Outbox(loop, self.sock.fileno(), f"node {self.introduction.node}", hold)
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        receive = receiver.receive
+        self._loop, self._receive, self._signalled = loop, receive, receiver.signalled
+        self._outbox = Outbox(loop, self.sock.fileno(), f"node {self.introduction.node}", receiver.hold)
         if self._early:
             receive(bytes(self._early))
         if self._stream_has_ended:

@@ -23,7 +23,7 @@ from hvdlite.net.listening import endpoint
 from hvdlite.net.poll import ENDED, comes
 from hvdlite.scope import Scope
 
-from ..agents.ways import ProcessWay
+from ..agents.ways import ProcessWay, Receiver
 from ..spawners import SshOptions
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
@@ -189,7 +189,8 @@ class _Node:
         self._silence_end = self._loop.at(None, self._give_up_node_0)  # set while a ping has no answer
 
     def run(self) -> int:
-        self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
+        receiver = Receiver(self._from_agent, self._say, self._hold_node_0, _ignore_signal)
+        self._agent.attach(self._loop, receiver)
         self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
         try:
             with caught((*ENDING, *ANNOUNCING)) as signals:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.agents.link import AgentLink, Listener
+from hvdlite.launcher.agents.ways import Receiver
 from hvdlite.launcher.decisions.plan import Resources, make_plan, place_ranks
 from hvdlite.launcher.job.execute import Execution
 from hvdlite.launcher.screen.screen import Screen
@@ -36,8 +37,8 @@ class Wire:
     def __init__(self) -> None:
         self.sent = b""
 
-    def attach(self, loop: Loop, receive: Callable[[bytes], None], *_: object) -> None:
-        self.receive = receive
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        self.receive = receiver.receive
 
     def send(self, data: bytes) -> None:
         self.sent += data
