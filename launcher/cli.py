@@ -141,7 +141,7 @@ def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
 
 
 def _is_alone() -> bool:
-    """True if hvdrun belongs to hvdlite.run() or to a rank, and what started that means nothing to it."""
+    """True if hvdrun belongs to hvdlite.run() or to a rank: the scheduler's variables are not for it."""
     return click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ
 
 
@@ -181,7 +181,7 @@ def _as_node(
                 nodes.wait(timeout_s)
                 if job.size == "auto" or job.gpus_per_rank is not None:
                     return start(job, nodes.hosts(), nodes.ways)
-                # Each node has said how many ranks it takes.
+                # Each node has reported how many ranks it takes.
                 return start(job._replace(per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
     except NoLibcrypto as error:
         raise click.UsageError(f"nodes talk to each other encrypted, but {error}; use another Python.") from None

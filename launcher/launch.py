@@ -90,7 +90,7 @@ def launch(
 
 
 def say(line: str) -> None:
-    """Tells the user, if anybody reads it."""
+    """Shows one line to the user, if anybody reads it."""
     with suppress(OSError):
         print(f"hvdrun: {printable(line)}", file=sys.stderr, flush=True)
 

@@ -83,8 +83,8 @@ def sketch(request: Request, job: Job) -> Plan:
     return replace(plan, environment={**plan.environment, **later, **request.environment})
 
 
-def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], None]) -> Plan:
-    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` reports progress in lines.
+def prepare(request: Request, job: Job, agents: Agents, report: Callable[[str], None]) -> Plan:
+    """Connects the agents of all hosts that get ranks, and returns the plan. ``report`` reports progress in lines.
 
     Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
     """
@@ -95,9 +95,9 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     placements = placements or request.place(resources)
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
-    folders = _folders(request, agents, hosts, tell)
+    folders = _folders(request, agents, hosts, report)
     _check_script(request.command, agents, hosts, folders)
-    of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
+    of_host = _networks(request, agents, hosts, report) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
     allowed = [request.where.ports[0], request.where.ports[-1]] if request.where.ports and of_host else None
@@ -128,11 +128,11 @@ def _resources(hello: Hello) -> Resources:
     return Resources(hello.cores, tuple(filter(None, hello.gpus.split(","))), hello.machine)
 
 
-def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:
+def _folders(request: Request, agents: Agents, hosts: Sequence[str], report: Callable[[str], None]) -> dict[str, str]:
     """The working directories of hosts that have it elsewhere."""
     remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
     if request.job.syncs:
-        return copy_folder(agents, remote, cwd, tell) if remote else {}
+        return copy_folder(agents, remote, cwd, report) if remote else {}
     for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
@@ -155,14 +155,14 @@ def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], 
 
 
 def _networks(
-    request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]
+    request: Request, agents: Agents, hosts: Sequence[str], report: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """The variables that tell each host's ranks their address for other hosts; none for a single host."""
+    """The variables with each host's address for the ranks of other hosts; none for a single host."""
     if all(is_local(host) for host in hosts):
         return {}
     chosen = choose_addresses(agents.ask, hosts, wanted=request.where.interfaces, ports=request.where.ports)
     for host, candidate in chosen.items():
-        tell(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
+        report(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
     return {
         host: network_environment(candidate, request.where.interfaces, request.environment)
         for host, candidate in chosen.items()

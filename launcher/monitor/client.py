@@ -84,7 +84,7 @@ class Client:
     def ask(self, what: str, **fields: Any) -> list[Mapping[str, Any]]:
         """Asks one question, and returns the lines of its answer: see `monitor`."""
         lines: list[Mapping[str, Any]] = []
-        with suppress(OSError):  # it may have said the code before it hung up
+        with suppress(OSError):  # it may have sent the code before it hung up
             self._sock.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
         while not (line := self._line()).get("done"):
             if "ended" in line:

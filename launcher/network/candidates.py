@@ -91,7 +91,7 @@ def rank_candidates(networks: Mapping[str, Network], wanted: Sequence[str] = ())
 
 
 def network_environment(candidate: Candidate | None, wanted: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tell the ranks of a host which network to use; None stands for a job of one host.
+    """The variables that select the network of a host's ranks; without a candidate the job has one host.
 
     If the user named interfaces, NCCL and Horovod's Gloo get them too, as in Horovod, unless ``base`` sets them.
     """

@@ -41,7 +41,7 @@ from .place import NodePlace
 from .records import Channel, Introduction, Record, key_of
 
 _INTRODUCTION_S: Final = 5.0
-_TELL_S: Final = 2.0  # of silence, before hvdrun shows for whom it waits
+_QUIET_S: Final = 2.0  # of silence, before hvdrun shows for whom it waits
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LOOPBACK: Final = {"localhost": "127.0.0.1"}
 _BEGUN: Final = "the job has begun already, and no node can join it again; start it again on all nodes"
@@ -90,17 +90,17 @@ class Gathering:
     def wait(self, timeout_s: float) -> None:
         """Waits for all nodes. Raises LaunchError that names the missing ones, or says why the job cannot start."""
         begun = time.monotonic()
-        tell_at = begun + _TELL_S
+        report_at = begun + _QUIET_S
         while missing := [str(node) for node in range(1, self._place.count) if node not in self._by_node]:
             if self._error:
                 raise self._error
             now = time.monotonic()
             if now >= begun + timeout_s:
                 raise LaunchError(self._nobody_came(missing, timeout_s))
-            if now >= tell_at:
-                tell_at = float("inf")
+            if now >= report_at:
+                report_at = float("inf")
                 self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.port}")
-            self._turn(min(tell_at, begun + timeout_s))
+            self._turn(min(report_at, begun + timeout_s))
         for node in self._by_node.values():
             self._poller.let_go(node.sock)
         self._name_nodes()
@@ -112,7 +112,7 @@ class Gathering:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
+        """Sends the nodes the end of the job, if they do not know it yet, and waits for theirs."""
         code, text = ending_of(error) if error else Ending(0)
         if code > 128 and not text:
             text = f"it got {signal.Signals(code - 128).name}"
@@ -176,8 +176,8 @@ class Gathering:
         if misfit := printable(introduction.hello.misfit(self._own)):
             return self._give_up(who, misfit)
         if introduction.nodes != self._place.count:
-            said = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
-            return self._give_up(who, said)
+            reason = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
+            return self._give_up(who, reason)
         if not 0 < introduction.node < self._place.count:
             return f"there is no node {introduction.node} in a job of {self._place.count}"
         if self._has_begun:
@@ -217,7 +217,7 @@ class Gathering:
             del self._by_node[node.introduction.node]
 
     def _name_nodes(self) -> None:
-        """Gives each node the name of its host, and a number where that does not tell it from another or from here."""
+        """Gives each node the name of its host, and a number if another node has the same name."""
         names = {number: _hostname(node.introduction) for number, node in self._by_node.items()}
         count = Counter([*names.values(), self.name])
         for number, node in self._by_node.items():

@@ -38,7 +38,7 @@ from .records import Channel, Introduction, Over, Reason, Record, Welcome, key_o
 
 _ATTEMPT_S: Final = 5.0
 _BETWEEN_ATTEMPTS_S: Final = 0.5
-_TELL_S: Final = 2.0  # of vain attempts, before hvdrun reports them
+_QUIET_S: Final = 2.0  # of failed attempts, before hvdrun reports them
 _ANSWER_S: Final = 10.0  # for node 0 to let this node in
 _PING_S: Final = 2.0
 _SILENCE_S: Final = 10.0  # of node 0, which answers pings
@@ -86,7 +86,7 @@ def ending_by_signal() -> Iterator[None]:
 def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: float, say: Say) -> tuple[Channel, str]:
     """A connection over which node 0 has let this node in, and the name of node 0."""
     scope = Scope.of(timeout_s)
-    tell_at, shown = time.monotonic() + _TELL_S, ""
+    report_at, shown = time.monotonic() + _QUIET_S, ""
     while True:
         try:
             channel = _attempt(place, key, Scope.of(_ATTEMPT_S, scope))
@@ -99,7 +99,7 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
             problem = str(error)
         if scope.left_s <= _BETWEEN_ATTEMPTS_S:
             raise LaunchError(_not_reached(place, timeout_s, problem))
-        if time.monotonic() >= tell_at and problem != shown:
+        if time.monotonic() >= report_at and problem != shown:
             shown = problem
             say(f"waiting for node 0 at {place.master}: {problem}")
         time.sleep(_BETWEEN_ATTEMPTS_S)

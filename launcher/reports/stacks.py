@@ -140,7 +140,7 @@ def looked(rank: int, host: str, answer: object) -> Looked:
 
 
 def as_lines(ranks: Sequence[Looked]) -> Iterator[str]:
-    """What is to be said of ``ranks``: first what is special about some, then the stacks, equal ones once."""
+    """The lines about ``ranks``: first what is special about some, then the stacks, equal ones once."""
     for look in ranks:
         where = f"rank {look.rank} on {look.host}, process {look.pid},"
         yield from (f"{where} {word}"[:_WIDTH] for word in look.words)

@@ -1,4 +1,4 @@
-"""What is said of a stall: which ranks did not submit which tensors, and where their threads are."""
+"""The report of a stall: which ranks did not submit which tensors, and where their threads are."""
 
 from __future__ import annotations
 
