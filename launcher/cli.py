@@ -174,7 +174,7 @@ def _as_node(
             if place.rank > 0:
                 return join(place, secret, job.per_host, timeout_s, say)
             # Some operators set the port for the nodes a second time, as the one where ranks of torch.distributed meet.
-            if environment.get("MASTER_PORT") == str(place.port) and "MASTER_PORT" not in job.named:
+            if environment.get("MASTER_PORT") == str(place.master.port) and "MASTER_PORT" not in job.named:
                 for name in ("MASTER_ADDR", "MASTER_PORT"):
                     environment.pop(name, None)
             with Gathering(place, secret, say) as nodes:

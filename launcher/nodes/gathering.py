@@ -99,7 +99,7 @@ class Gathering:
                 raise LaunchError(self._nobody_came(missing, timeout_s))
             if now >= report_at:
                 report_at = float("inf")
-                self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.port}")
+                self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.master.port}")
             self._turn(min(report_at, begun + timeout_s))
         for node in self._by_node.values():
             self._poller.let_go(node.sock)
@@ -230,8 +230,8 @@ class Gathering:
             places = f" from {', '.join(self._lobby.refused_at)}" if self._lobby.refused_at else ""
             strangers = f" {count} call(s){places} did not have this key."
         return (
-            f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.port} within {timeout_s:g} s."
-            f"{strangers} See what hvdrun says there, or give them more time with --start-timeout"
+            f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.master.port} within "
+            f"{timeout_s:g} s.{strangers} See what hvdrun says there, or give them more time with --start-timeout"
         )
 
 
@@ -246,14 +246,15 @@ def _nodes(numbers: Sequence[str]) -> str:
 def _listen(place: NodePlace) -> Listener:
     """Listens at the address that ``place`` names if it is one of this host, else at all: names may not resolve yet."""
     everywhere = ["::", "0.0.0.0"] if socket.has_ipv6 else ["0.0.0.0"]
-    is_here = place.host in _LOOPBACK or is_own_address(place.host)
-    for address in [_LOOPBACK.get(place.host, place.host)] if is_here else everywhere:
+    host, port = place.master
+    is_here = host in _LOOPBACK or is_own_address(host)
+    for address in [_LOOPBACK.get(host, host)] if is_here else everywhere:
         try:
-            return listen_at(address, place.port)
+            return listen_at(address, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE or address == everywhere[-1] or is_here:
                 raise LaunchError(
-                    f"node 0 cannot listen at port {place.port}: {error.strerror}. Name a free one on all nodes: "
-                    f"--master {place.host}:PORT"
+                    f"node 0 cannot listen at port {port}: {error.strerror}. Name a free one on all nodes: "
+                    f"--master {host}:PORT"
                 ) from None
     raise AssertionError

@@ -108,7 +108,7 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
 def _attempt(place: NodePlace, key: bytes, scope: Scope) -> Channel:
     """A connection to node 0. Raises _NotYet that says why there is none."""
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(place.master.host, place.master.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise _NotYet(f"the name does not resolve ({error.strerror})") from None
     problem = ""
@@ -116,7 +116,7 @@ def _attempt(place: NodePlace, key: bytes, scope: Scope) -> Channel:
     for number, address in enumerate(addresses):
         share = Scope.of(scope.left_s / (len(addresses) - number))  # one that drops everything leaves time for others
         try:
-            return Channel(*shake_hands(endpoint(address, place.port), key, share), is_caller=True)
+            return Channel(*shake_hands(endpoint(address, place.master.port), key, share), is_caller=True)
         except Refused:
             problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
         except ConnectionRefusedError:
