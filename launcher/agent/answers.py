@@ -65,6 +65,11 @@ def free_ports(question: Fields) -> list[int]:
     return found
 
 
+def free_port(question: Fields) -> int:
+    """One of `free_ports`."""
+    return free_ports({**question, "count": 1})[0]
+
+
 def take_files(piece: bytes) -> None:
     """Takes the next bytes of an archive that is to be unpacked."""
     _archive().write(piece)

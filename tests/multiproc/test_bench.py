@@ -19,7 +19,7 @@ from hvdlite.bench.measuring.pattern import fill, pattern
 from hvdlite.bench.measuring.report import Column, Row, Study, make_row, ratio_columns, to_json, to_markdown
 from hvdlite.bench.measuring.timing import BLOCKS, Candidate, default_iterations, measure
 from hvdlite.bench.sizes import parse_sizes
-from hvdlite.launcher.agent.answers import free_ports
+from hvdlite.launcher.agent.answers import free_port
 from tests.harness import process_ranks
 from tests.harness.benchmarks import rows_of
 from tests.harness.forkserver import TORCH
@@ -229,7 +229,7 @@ def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row
 def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
     """The same on two ranks that are forked from a process which has imported torch."""
     here = "127.0.0.1"
-    for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_ports({"address": here, "ports": None, "count": 1})[0])}
+    for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port({"address": here, "ports": None}))}
     options = (*arguments, "--json", str(file))
     outcomes = process_ranks(2, main, options, environ=for_gloo, server=TORCH)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output
