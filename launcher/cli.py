@@ -14,11 +14,11 @@ from typing import Final
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import LaunchError
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
-from .agents.fields import printable
 from .blackbox.command import blackbox
 from .check_build import describe_build
 from .decisions.endings import ending_of
@@ -141,7 +141,7 @@ def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
 
 
 def _is_alone() -> bool:
-    """True if hvdrun belongs to hvdlite.run() or to a rank, and what started that means nothing to it."""
+    """True if hvdrun belongs to hvdlite.run() or to a rank: the scheduler's variables are not for it."""
     return click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ
 
 
@@ -174,14 +174,14 @@ def _as_node(
             if place.rank > 0:
                 return join(place, secret, job.per_host, timeout_s, say)
             # Some operators set the port for the nodes a second time, as the one where ranks of torch.distributed meet.
-            if environment.get("MASTER_PORT") == str(place.port) and "MASTER_PORT" not in job.named:
+            if environment.get("MASTER_PORT") == str(place.master.port) and "MASTER_PORT" not in job.named:
                 for name in ("MASTER_ADDR", "MASTER_PORT"):
                     environment.pop(name, None)
             with Gathering(place, secret, say) as nodes:
                 nodes.wait(timeout_s)
                 if job.size == "auto" or job.gpus_per_rank is not None:
                     return start(job, nodes.hosts(), nodes.ways)
-                # Each node has said how many ranks it takes.
+                # Each node has reported how many ranks it takes.
                 return start(job._replace(per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
     except NoLibcrypto as error:
         raise click.UsageError(f"nodes talk to each other encrypted, but {error}; use another Python.") from None

@@ -9,22 +9,22 @@ from contextlib import contextmanager, suppress
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import BadHostSpec
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 
 from .agents.agents import Agents
-from .agents.fields import printable
 from .agents.ways import Way
 from .decisions.plan import Plan, wanted_hosts
-from .job.execute import FailureReport, execute
+from .job.execute import Execution, FailureReport
 from .job.logs import Logs
 from .job.preparation import Request, prepare, sketch
+from .options.environment import misspelt
 from .options.flags import Outcome
 from .options.hosts import HostOptions
 from .options.job import JobOptions, OutputOptions
-from .options.spelling import misspelt
 from .screen.screen import Screen
 from .screen.texts import describe_plan
 from .spawners import ways_to
@@ -45,18 +45,7 @@ def launch(
 ) -> int:
     """Runs the job on the hosts that are ``listed``, of which ``ways`` lead to some; returns its exit code."""
     hosts = wanted_hosts(listed, job.size, job.per_host, job.gpus_per_rank)
-    request = Request(
-        command,
-        hosts,
-        job.size,
-        environment,
-        job.named,
-        where.interfaces,
-        where.ports,
-        job.syncs,
-        job.gpus_per_rank,
-        job.per_host,
-    )
+    request = Request(command, hosts, environment, job, where)
     identity = Job.create()
     here = own_names(hosts)
     _print_notes([*outcome.notes, *([_counted_twice(here, ", this one,")] if len(here) > 1 else [])])
@@ -83,10 +72,10 @@ def launch(
             _timeline(plan, identity) as plan,
         ):
             streams = sys.stdout.fileno(), sys.stderr.fileno()
-            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)
+            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps, loop=agents.loop)
             plan = plan.meeting_at(server.address)
             on_failure: FailureReport | None = click.get_current_context().obj
-            return execute(
+            execution = Execution(
                 plan,
                 agents,
                 screen,
@@ -97,10 +86,11 @@ def launch(
                 on_failure=on_failure,
                 has_met=lambda: server.was_called,
             )
+            return execution.run()
 
 
 def say(line: str) -> None:
-    """Tells the user, if anybody reads it."""
+    """Shows one line to the user, if anybody reads it."""
     with suppress(OSError):
         print(f"hvdrun: {printable(line)}", file=sys.stderr, flush=True)
 

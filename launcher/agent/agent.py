@@ -69,7 +69,7 @@ class Agent:
         self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
         self._workers = Workers()
         self._outputs = Outputs(self._loop, self._outbox, self._workers)
-        self._watch = Watch(self._workers, self._outbox.send)
+        self._watch = Watch(self._workers, self._outbox.write)
         self._termination = Termination(self._workers, self._loop)
         self._answerer = Answerer(self._watch.answers)
         self._tunnel = Tunnel(self._loop, self._send)
@@ -89,7 +89,7 @@ class Agent:
         if guard is not None:
             self._loop.watch(guard, partial(self._read_guard, guard))
         self._loop.watch(self._answerer.fileno(), self._send_answers)
-        self._outbox.send(GREETING + messages.encode(Hello.describe()))
+        self._outbox.write(GREETING + messages.encode(Hello.describe()))
 
     def run(self) -> None:
         """Runs until hvdrun ends the job or is dead, and no descendant is left."""
@@ -108,7 +108,7 @@ class Agent:
     # ---- messages
 
     def _send(self, message: messages.Message) -> None:
-        self._outbox.send(messages.encode(message))
+        self._outbox.write(messages.encode(message))
 
     def _read_messages(self) -> None:
         try:

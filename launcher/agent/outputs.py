@@ -56,5 +56,5 @@ class Outputs:
                 os.close(pipe)
                 del worker.pipes[pipe]
                 return
-            self._outbox.send(encode(worker.pipes[pipe](worker.rank, data)))
+            self._outbox.write(encode(worker.pipes[pipe](worker.rank, data)))
             limit -= len(data)

@@ -47,8 +47,8 @@ def examine(python: str = sys.executable) -> dict[str, Any]:
         return {"problem": f"{error.strerror}: {python}"}
     found = _findings(ended.stdout)
     if "problem" not in found:  # it did not come to the line about the native library
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        found["problem"] = f"loading it ended with code {ended.returncode}: {said[-1]}"
+        lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        found["problem"] = f"loading it ended with code {ended.returncode}: {lines[-1]}"
     return found
 
 

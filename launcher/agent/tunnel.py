@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from hvdlite.net.listener import UNIX, Listener, peer_of
 
-from ..stream.loop import WRITE, Loop
+from ..stream.loop import Loop
 from ..stream.messages import Close, Data, Open
 from ..stream.sink import Sink
 
@@ -29,8 +29,7 @@ _READ_BYTES: Final = 64 << 10
 
 
 class _Channel(NamedTuple):
-    reader: socket.socket
-    writer: socket.socket  # a duplicate, for the loop watches a descriptor for one thing
+    sock: socket.socket
     sink: Sink
 
 
@@ -52,34 +51,33 @@ class Tunnel:
 
     def open(self, channel: int, name: str | None) -> None:
         """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
-        is_refused = name is None or channel in self._channels or len(self._channels) >= MAX_CHANNELS
+        is_refused = channel in self._channels or len(self._channels) >= MAX_CHANNELS
         connection = None if name is None or is_refused else _connect(name)
-        if connection is None or not self._add(channel, connection):
+        if connection is None:
             self._send(Close(channel))
-            if connection is not None:
-                connection.close()
+        else:
+            self._add(channel, connection)
 
     def deliver(self, channel: int, data: bytes) -> None:
         """Writes ``data`` to ``channel``, or drops it if the channel is closed already."""
         if found := self._channels.get(channel):
             found.sink.write(data)
-            self._balance(channel)
 
     def close(self, channel: int) -> None:
         """The other end has closed ``channel``."""
         if found := self._channels.pop(channel, None):
-            for end in (found.reader, found.writer):
-                self._loop.unwatch(end.fileno())
-                end.close()
+            self._loop.unwatch(found.sock.fileno())
+            found.sink.close()
+            found.sock.close()
 
     def hold(self, is_held: bool) -> None:
         """Pauses or resumes reading from the channels."""
         self._is_held = is_held
         for channel, found in self._channels.items():
             if is_held:
-                self._loop.unwatch(found.reader.fileno())
+                self._loop.unwatch(found.sock.fileno())
             else:
-                self._loop.watch(found.reader.fileno(), partial(self._read, channel))
+                self._loop.watch(found.sock.fileno(), partial(self._read, channel))
 
     def shut(self) -> None:
         """Closes everything."""
@@ -94,25 +92,22 @@ class Tunnel:
         if (connection := entrance.accept()) is None:
             return
         channel = next(self._numbers)
-        if len(self._channels) < MAX_CHANNELS and self._add(channel, connection):
+        if len(self._channels) < MAX_CHANNELS:
+            self._add(channel, connection)
             self._send(Open(channel, service))
         else:
             connection.close()
 
-    def _add(self, channel: int, connection: socket.socket) -> bool:
-        """Adds a channel. False if there is no descriptor for it."""
-        try:
-            writer = connection.dup()
-        except OSError:
-            return False
-        self._channels[channel] = _Channel(connection, writer, Sink(writer.fileno(), f"channel {channel}"))
+    def _add(self, channel: int, connection: socket.socket) -> None:
+        check = partial(self._check, channel)
+        sink = Sink(connection.fileno(), f"channel {channel}", loop=self._loop, changed=check)
+        self._channels[channel] = _Channel(connection, sink)
         if not self._is_held:
             self._loop.watch(connection.fileno(), partial(self._read, channel))
-        return True
 
     def _read(self, channel: int) -> None:
         try:
-            data = self._channels[channel].reader.recv(_READ_BYTES)
+            data = self._channels[channel].sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -122,18 +117,9 @@ class Tunnel:
         else:
             self._break(channel)
 
-    def _flush(self, channel: int) -> None:
-        self._channels[channel].sink.flush()
-        self._balance(channel)
-
-    def _balance(self, channel: int) -> None:
-        found = self._channels[channel]
-        if found.sink.problem:
+    def _check(self, channel: int) -> None:
+        if self._channels[channel].sink.problem:
             self._break(channel)
-        elif found.sink.waiting_bytes:
-            self._loop.watch(found.writer.fileno(), partial(self._flush, channel), WRITE)
-        else:
-            self._loop.unwatch(found.writer.fileno())
 
     def _break(self, channel: int) -> None:
         self.close(channel)

@@ -14,9 +14,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import CannotStart
 from hvdlite.scope import Scope
 
@@ -25,7 +25,6 @@ from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.messages import FromAgent, Signalled
 from ..where.hosts import Host
-from .fields import printable
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way
 
@@ -127,9 +126,7 @@ class Agents:
     def __enter__(self) -> Agents:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_for(self, questions: Sequence[Question], scope: Scope) -> None:

@@ -33,7 +33,7 @@ from ..stream.messages import (
     encode,
 )
 from ..where.hosts import Host
-from .ways import Way
+from .ways import Receiver, Way
 
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _END_S: Final = 2.0
@@ -99,7 +99,7 @@ class AgentLink:
         self._asked = 0
         self._tunnel = Tunnel(loop, self.send)
         # Reads the workers' connections only while there is room for what they send.
-        way.attach(loop, self._receive, self._show, self._tunnel.hold, self._take_signal)
+        way.attach(loop, Receiver(self._receive, self._show, self._tunnel.hold, self._take_signal))
 
     @property
     def is_remote(self) -> bool:

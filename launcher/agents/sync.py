@@ -33,15 +33,15 @@ _STALL_S: Final = 30.0
 _UNPACK_S: Final = 120.0
 
 
-def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, tell: Callable[[str], None]) -> dict[str, str]:
-    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each. Reports the amount with ``tell``.
+def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, report: Callable[[str], None]) -> dict[str, str]:
+    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each. Reports the amount with ``report``.
 
     Raises LaunchError if it is too large, and CannotStart naming a host that cannot store it.
     """
     with tempfile.TemporaryFile() as archive:
         count = pack(folder, archive)
         size = os.fstat(archive.fileno()).st_size
-        tell(f"--sync sends {count} file(s), {-(-size >> 10)} KiB packed, to {', '.join(hosts)}")
+        report(f"--sync sends {count} file(s), {-(-size >> 10)} KiB packed, to {', '.join(hosts)}")
         _send(agents, hosts, archive)
     name = _name_of(folder)
     return {

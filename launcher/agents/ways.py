@@ -13,7 +13,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from hvdlite.errors import CannotStart
 from hvdlite.host.processes import die_with_parent
@@ -27,6 +27,19 @@ READ_BYTES: Final = 256 << 10
 _MAX_SAID: Final = 50  # lines of stderr that are kept
 _MAX_LINE_BYTES: Final = 64 << 10  # of stderr; what is longer is cut
 _LAST_WRITE_S: Final = 0.5
+
+
+class Receiver(NamedTuple):
+    """What a `Way` calls: ``receive`` with what comes, and with no bytes at the end; ``show`` with lines for the user.
+
+    ``hold`` is called when too much waits to be sent and when that is over, and ``signalled`` when somebody on the
+    other host asks by a signal to end the job.
+    """
+
+    receive: Callable[[bytes], None]
+    show: Callable[[str], None]
+    hold: Callable[[bool], None]
+    signalled: Callable[[int], None]
 
 
 class Way(Protocol):
@@ -44,19 +57,8 @@ class Way(Protocol):
     def waiting_bytes(self) -> int:
         """The number of bytes that were not sent yet."""
 
-    def attach(
-        self,
-        loop: Loop,
-        receive: Callable[[bytes], None],
-        show: Callable[[str], None],
-        hold: Callable[[bool], None],
-        signalled: Callable[[int], None],
-    ) -> None:
-        """Has ``receive`` called with what comes, and with no bytes at the end, by turns of ``loop``.
-
-        ``show`` gets lines for the user, ``hold`` is called when too much waits to be sent and when that is over, and
-        ``signalled`` when somebody on the other host asks by a signal to end the job.
-        """
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        """Has turns of ``loop`` call ``receiver``."""
 
     def send(self, data: bytes) -> None:
         """Sends ``data`` now or when the other end is ready; drops it after `hang_up`."""
@@ -137,22 +139,15 @@ class ProcessWay:
     def waiting_bytes(self) -> int:
         return self._outbox.waiting_bytes if self._outbox else 0
 
-    def attach(
-        self,
-        loop: Loop,
-        receive: Callable[[bytes], None],
-        show: Callable[[str], None],
-        hold: Callable[[bool], None],
-        signalled: Callable[[int], None],
-    ) -> None:
-        self._loop, self._receive, self._show = loop, receive, show
-        self._outbox = Outbox(loop, self._stdin.fileno(), f"the agent of {self._host.name}", hold)
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        self._loop, self._receiver = loop, receiver
+        self._outbox = Outbox(loop, self._stdin.fileno(), f"the agent of {self._host.name}", receiver.hold)
         loop.watch(self._stdout.fileno(), self._read)
         loop.watch(self._stderr.fileno(), self._read_stderr)
 
     def send(self, data: bytes) -> None:
         if self._outbox and not self._stdin.closed:
-            self._outbox.send(data)
+            self._outbox.write(data)
 
     def hold(self, is_held: bool) -> None:
         """Pauses or resumes reading from the agent."""
@@ -198,7 +193,7 @@ class ProcessWay:
             stream.close()
 
     def _read(self) -> None:
-        self._receive(os.read(self._stdout.fileno(), READ_BYTES))
+        self._receiver.receive(os.read(self._stdout.fileno(), READ_BYTES))
 
     def _read_stderr(self) -> None:
         try:
@@ -214,4 +209,4 @@ class ProcessWay:
             text = line.decode(errors="backslashreplace").rstrip("\r")
             if not self._spawner.noise or self._spawner.noise not in text:
                 self._said.append(text)
-                self._show(text)
+                self._receiver.show(text)

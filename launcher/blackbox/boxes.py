@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
-import math
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.format import NBYTES, BlackBox
 from hvdlite.net.untrusted import parse
 
-from ..agents.fields import count, field, figure, improper, text
 from ..job.logs import BOX
 from ..monitor.client import Client
+from ..stream import messages
+from ..stream.fields import listed, read, shown
 
 _MOST_BYTES: Final = 4 * NBYTES
 
@@ -47,11 +46,11 @@ def of_running(client: Client) -> tuple[list[Box], int]:
 
     Raises JobEnded, and ValueError for nonsense. Ranks are asked one by one: a box may be large.
     """
-    size, boxes = count(client.job(), "size"), []
+    size, boxes = client.job().size, []
     for rank in range(size):
         for line in client.ask("blackbox", ranks=[rank]):
-            for packed in field(line, "answer", list) if "answer" in line else ():
-                boxes.append(unpacked(packed, text(line, "host")))
+            for packed in listed(line.get("answer")):
+                boxes.append(unpacked(packed, shown(line.get("host"))))
     return boxes, size
 
 
@@ -63,20 +62,19 @@ def of_folder(folder: Path) -> tuple[list[Box], int]:
             written = file.read(_MOST_BYTES)
         try:
             packed = parse(written)
-            boxes.append(replace(unpacked(packed, text(packed, "host")), has_ended=True))
-        except ValueError as error:
+            boxes.append(replace(unpacked(packed, shown(packed["host"])), has_ended=True))
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no black box: {error}") from None
     return sorted(boxes, key=lambda box: box.rank), len(list(folder.glob("rank.*")))
 
 
-def unpacked(packed: Mapping[str, Any], host: str) -> Box:
+def unpacked(packed: object, host: str) -> Box:
     """What an agent has packed. Raises ValueError."""
-    epoch_s = field(packed, "epoch_s", float)
+    rank, at, epoch_s, box = read(messages.Box, packed)
     memory = b""
     with suppress(ValueError, zlib.error):
-        compressed = base64.b64decode(field(packed, "box", str), validate=True)
-        memory = zlib.decompressobj().decompress(compressed, NBYTES)
+        memory = zlib.decompressobj().decompress(base64.b64decode(box, validate=True), NBYTES)
     contents = blackbox.look(memory) if len(memory) == NBYTES else None
-    if contents is None or not math.isfinite(epoch_s):
-        raise improper("box")
-    return Box(count(packed, "rank"), host, figure(packed, "at"), epoch_s, contents)
+    if contents is None:
+        raise ValueError("it is not one of hvdlite's")
+    return Box(rank, host, at, epoch_s, contents)

@@ -32,10 +32,9 @@ def blackbox(job: str | None, output: Path | None) -> None:
     has or had --output-filename DIR.
     """
     # Imported here, for no job needs them, and every one would start later.
-    from hvdlite.blackbox.format import describe
+    from hvdlite.blackbox.format import describe, printable
     from hvdlite.host.descriptors import followed, write
 
-    from ..agents.fields import printable
     from ..monitor.choosing import chosen, with_logs_in
     from ..monitor.client import JobEnded
     from .boxes import Box, of_folder, of_running

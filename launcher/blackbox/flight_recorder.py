@@ -12,9 +12,8 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hvdlite.blackbox.format import Record
+from hvdlite.blackbox.format import Record, printable
 
-from ..agents.fields import printable
 from .boxes import Box
 from .groups import WORLD, Group
 

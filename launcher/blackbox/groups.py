@@ -100,8 +100,8 @@ def groups_of(boxes: Sequence[Box], size: int) -> dict[int, Group]:
         is_current = box.contents.noted_at >= max((record.done_at for record in records), default=0.0)
         noted = _noted(box.contents.note)
         for number in {*done, *noted}:
-            told, count, tensors = noted.get(number, ((), 0, []))
-            ranks.setdefault(number, set()).update({box.rank, *told})
+            others, count, tensors = noted.get(number, ((), 0, []))
+            ranks.setdefault(number, set()).update({box.rank, *others})
             knows_all = is_current and number in noted and count == len(tensors)
             since = box.at - box.epoch_s
             member = Member(since, box.epoch_s, done.get(number, {}), tensors if is_current else [], knows_all)

@@ -102,7 +102,7 @@ class Failure(NamedTuple):
 
     @property
     def to_look_at(self) -> int:
-        """The rank whose output may tell more: the culprit if its fate is known, else the one that failed."""
+        """The rank whose output may explain more: the culprit if its fate is known, else the one that failed."""
         return self.culprit.rank if self.culprit and self.culprit.fate else self.rank
 
     @property

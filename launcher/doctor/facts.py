@@ -1,95 +1,58 @@
-"""Checks agents' descriptions of their hosts: they run on other machines, and may send anything.
-
-Functions raise ValueError that says what is wrong with a description. Only fields of the tables are kept.
-"""
+"""Checks what agents report of their hosts. Functions raise ValueError, and keep only the fields of the tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ..agents.fields import count, field, figure, shown, text
+from ..stream.fields import Check, checked, each, exactly, integer, mapping, number, optional, short
 
-_Check = Callable[[Any, str], Any]
 _MAX_ROWS: Final = 256  # of a list
+_ANSWER: Final = "the agent's answer"
+_count: Final = integer(0, (1 << 63) - 1)
+_GPU: Final = dict.fromkeys(("name", "memory_mib", "driver"), short)
+_MACHINE: Final[Mapping[str, Check]] = {
+    "kernel": short,
+    "cores": _count,
+    "cores_limit": optional(number()),
+    "load": number(),
+    "memory": _count,
+    "free_memory": _count,
+    "memory_limit": optional(_count),
+    "used_swap": _count,
+    "shm": _count,
+    "files": optional(_count),
+    "locked_memory": optional(_count),
+    "infiniband": each(short, _MAX_ROWS),
+    "gpus": each(lambda gpu: checked(_ANSWER, _GPU, gpu), _MAX_ROWS),
+}
+_PROBLEM: Final = {"problem": short}
+_WORKING: Final[Mapping[str, Check]] = {"without_native": short, "wakeup_us": number()}
+_GPU_LIBRARIES: Final = dict.fromkeys(("cuda", "without_cuda", "nccl", "without_nccl"), short)
+_VERSIONS: Final[Mapping[str, Check]] = {
+    **dict.fromkeys(("python", "executable", "hvdlite", "library", "pyzmq", "zmq"), short),
+    "abi": _count,
+    "has_curve": exactly(bool),
+    "frameworks": mapping(short),
+}
 
 
 def parse_machine(answer: Any) -> dict[str, Any]:
-    """Parses the result of `machine.describe_machine`."""
-    return _checked(answer, _MACHINE)
+    """The result of `machine.describe_machine`."""
+    return checked(_ANSWER, _MACHINE, answer)
 
 
 def parse_software(answer: Any) -> dict[str, Any]:
-    """Parses the result of `software.examine`: only ``problem`` if there are no versions."""
-    has_versions = "hvdlite" in field({"software": answer}, "software", dict)
-    found = _checked(answer, {**_PROBLEM, **(_VERSIONS if has_versions else {})})
-    if found["problem"]:
-        return found
-    has_gpu_libraries = "without_cuda" in answer  # else they have crashed
-    return found | _checked(answer, {**_WORKING, **(_GPU_LIBRARIES if has_gpu_libraries else {})})
+    """The result of `software.examine`: only ``problem`` if there are no versions."""
+    found = checked(_ANSWER, _PROBLEM, answer)
+    if "hvdlite" in answer:
+        found |= checked(_ANSWER, _VERSIONS, answer)
+    if not found["problem"]:
+        has_gpu_libraries = "without_cuda" in answer  # else they have crashed
+        found |= checked(_ANSWER, {**_WORKING, **(_GPU_LIBRARIES if has_gpu_libraries else {})}, answer)
+    return found
 
 
 def parse_clock(answer: Any) -> float:
     """The seconds of the host's wall clock."""
-    return figure({"clock": answer}, "clock")
-
-
-def _checked(answer: Any, table: Mapping[str, _Check]) -> dict[str, Any]:
-    return {name: check(answer, name) for name, check in table.items()}
-
-
-def _or_none(check: _Check) -> _Check:
-    def checked(answer: Any, name: str) -> Any:
-        is_none = isinstance(answer, Mapping) and name in answer and answer[name] is None
-        return None if is_none else check(answer, name)
-
-    return checked
-
-
-def _texts(answer: Any, name: str) -> list[str]:
-    return [shown(row) for row in field(answer, name, list)[:_MAX_ROWS]]
-
-
-def _gpus(answer: Any, name: str) -> list[dict[str, str]]:
-    return [_checked(row, _GPU) for row in field(answer, name, list)[:_MAX_ROWS]]
-
-
-def _versions(answer: Any, name: str) -> dict[str, str]:
-    rows = list(field(answer, name, dict).items())[:_MAX_ROWS]
-    return {shown(module): shown(version) for module, version in rows}
-
-
-def _is_true(answer: Any, name: str) -> bool:
-    return bool(field(answer, name, bool))
-
-
-_GPU: Final[Mapping[str, _Check]] = {"name": text, "memory_mib": text, "driver": text}
-_MACHINE: Final[Mapping[str, _Check]] = {
-    "kernel": text,
-    "cores": count,
-    "cores_limit": _or_none(figure),
-    "load": figure,
-    "memory": count,
-    "free_memory": count,
-    "memory_limit": _or_none(count),
-    "used_swap": count,
-    "shm": count,
-    "files": _or_none(count),
-    "locked_memory": _or_none(count),
-    "infiniband": _texts,
-    "gpus": _gpus,
-}
-_PROBLEM: Final[Mapping[str, _Check]] = {"problem": text}
-_WORKING: Final[Mapping[str, _Check]] = {"without_native": text, "wakeup_us": figure}
-_GPU_LIBRARIES: Final[Mapping[str, _Check]] = {"cuda": text, "without_cuda": text, "nccl": text, "without_nccl": text}
-_VERSIONS: Final[Mapping[str, _Check]] = {
-    "python": text,
-    "executable": text,
-    "hvdlite": text,
-    "abi": count,
-    "library": text,
-    "pyzmq": text,
-    "zmq": text,
-    "has_curve": _is_true,
-    "frameworks": _versions,
-}
+    return float(checked(_ANSWER, {"clock": number()}, {"clock": answer})["clock"])

@@ -6,13 +6,14 @@ from typing import Final
 
 import click
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
 
-from ..agents.fields import printable, shown
 from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
 from ..options.nodes import NodeOptions
+from ..stream.fields import shown
 from ..where.allocation import allocation_of
 from ..where.hostlists import hosts_of, list_of
 from ..where.hosts import Host
@@ -23,7 +24,7 @@ _HERE: Final = "start ranks on this host only"
 
 
 def hvdrun_here(environ: Environ, node: NodeOptions = NO_OPTIONS) -> tuple[str, list[Finding]]:
-    """The rest of "hvdrun here would ...", and what is to be said about it.
+    """The rest of "hvdrun here would ...", and findings about it.
 
     The user has given the options ``node``. What hvdrun would refuse is a problem.
     """
@@ -31,7 +32,7 @@ def hvdrun_here(environ: Environ, node: NodeOptions = NO_OPTIONS) -> tuple[str, 
     would, place = "start no job", None
     try:
         if place := node.place(environ):
-            would = f"be node {place.rank} of {place.count}, as {_sayers(place, environ, node)}"
+            would = f"be node {place.rank} of {place.count}, as {_origins(place, environ, node)}"
             if place.count > 1:
                 key_of(node.secret(environ))
             return would, []
@@ -55,17 +56,17 @@ def hvdrun_here(environ: Environ, node: NodeOptions = NO_OPTIONS) -> tuple[str, 
     return _HERE, findings
 
 
-def _sayers(place: NodePlace, environ: Environ, node: NodeOptions) -> str:
-    """Who says that this is ``place``: the options, and the variables that fill what they leave open."""
-    source, said = source_of(environ), []
+def _origins(place: NodePlace, environ: Environ, node: NodeOptions) -> str:
+    """What decides that this is ``place``: the options, and the variables for what they leave open."""
+    source, origins = source_of(environ), []
     if node.are_given:
-        said.append("its options")
+        origins.append("its options")
     if source and None in (node.rank, node.nodes, node.master):
         names = [name for name in (source.rank, source.count, source.master, source.port) if name]
-        said.append(f"{source.name} ({', '.join(f'{name}={shown(environ[name])}' for name in names)})")
+        origins.append(f"{source.name} ({', '.join(f'{name}={shown(environ[name])}' for name in names)})")
     elif node.rank is None:
-        said.append(f"{COMPLETION_INDEX}={place.rank}")
-    return f"{' and '.join(said)} {'say' if node.are_given else 'says'}"
+        origins.append(f"{COMPLETION_INDEX}={place.rank}")
+    return f"{' and '.join(origins)} {'say' if node.are_given else 'says'}"
 
 
 def _of_pod(environ: Environ) -> Finding:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import HorovodInternalError
 from hvdlite.host.ancestor import started_without
 from hvdlite.launched_by.detect import OF_HVDRUN, doubt, engine_of, is_explicit
@@ -19,8 +20,8 @@ from hvdlite.rendezvous.across_hosts import appointment
 from hvdlite.rendezvous.meeting import Place, launchers_job, place_of
 from hvdlite.settings import Settings, Start, table
 
-from ..agents.fields import printable, shown
 from ..options.nodes import NodeOptions
+from ..stream.fields import shown
 from .findings import Finding, Weight
 from .started_here import NO_OPTIONS, hvdrun_here
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from hvdlite.errors import CannotStart
@@ -15,6 +16,7 @@ from hvdlite.errors import CannotStart
 from ..network.attempts import Attempt, HostsUnreached
 from ..network.candidates import Candidate, Network
 from ..network.connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
+from ..stream.fields import read
 from .facts import parse_clock, parse_machine, parse_software
 
 BULK_S: Final = 0.25  # of sending, for each pair and direction
@@ -59,7 +61,7 @@ class Survey:
 
 def examine_hosts(ask: Ask, survey: Survey) -> None:
     """Asks every usable host for its facts."""
-    for host, network in _ask(ask, "network", Network.parse, survey):
+    for host, network in _ask(ask, "network", partial(read, Network), survey):
         host.network = network
     for host, machine in _ask(ask, "machine", parse_machine, survey, _MACHINE_S):
         host.machine = machine

@@ -23,9 +23,7 @@ from ..screen.output import Stream
 from ..screen.screen import Screen
 from ..stream import messages
 from ..stream.frames import FrameError
-from ..stream.loop import WRITE
 from ..stream.signals import ANNOUNCING, ENDING, caught
-from ..stream.sink import Sink
 from .blame import box, strangers
 from .input import Input
 from .logs import Logs
@@ -38,39 +36,26 @@ _AGENT_DIED: Final = "the process that started it died"
 FailureReport = Callable[[Failure, Sequence[str]], bool]
 
 
-def execute(
-    plan: Plan,
-    agents: Agents,
-    screen: Screen,
-    logs: Logs | None,
-    *,
-    readers: Collection[int] = (),
-    grace_s: float = GRACE_S,
-    is_verbose: bool,
-    on_failure: FailureReport | None = None,
-    has_met: Callable[[], bool] = lambda: False,
-) -> int:
-    """Runs the job on ``agents``, one for each of its hosts, until all have ended. Returns hvdrun's exit code.
+class Execution:
+    """A job on ``agents``, one for each of its hosts.
 
-    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
-    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
-    returns whether hvdrun shows the failure. ``has_met`` is True once a rank has called `init`.
+    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`. ``on_failure`` is called at the
+    end of a job that failed, with the first failure and that rank's last lines, and returns whether hvdrun shows the
+    failure. ``has_met`` is True once a rank has called `init`.
     """
-    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure, has_met).run()
 
-
-class _Execution:
     def __init__(
         self,
         plan: Plan,
         agents: Agents,
         screen: Screen,
         logs: Logs | None,
-        readers: Collection[int],
-        grace_s: float,
+        *,
+        readers: Collection[int] = (),
+        grace_s: float = GRACE_S,
         is_verbose: bool,
-        on_failure: FailureReport | None,
-        has_met: Callable[[], bool],
+        on_failure: FailureReport | None = None,
+        has_met: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_failure, self._has_met = on_failure, has_met
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
@@ -89,7 +74,6 @@ class _Execution:
         self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}
         self._readers = frozenset(readers)
         self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
-        self._waiting: set[Sink] = set()
         self._interrupters: set[str] = set()  # the hosts that were asked by a signal to end the job
         self._warned_of_logs = False
         self._reports = Reports(screen, {link: self._ranks[host] for host, link in self._links.items()})
@@ -103,6 +87,7 @@ class _Execution:
         self._alone: set[int] = set()  # the ranks that showed no sign of others
 
     def run(self) -> int:
+        """Runs the job until all ranks have ended. Returns hvdrun's exit code."""
         self._agents.attend(Listener(self._receive, self._show_line, self._lose))
         try:
             with caught((*ENDING, *ANNOUNCING, signal.SIGTSTP)) as signals:
@@ -114,14 +99,13 @@ class _Execution:
                 while self._supervisor.phase is not Phase.FINISHED:
                     self._loop.turn(self._screen.deadline)
                     self._screen.redraw()
-                    self._watch_sinks(set(self._screen.waiting))
                 self._conclude()
                 self._loop.unwatch(signals)
         finally:
             has_ended = self._supervisor.phase is Phase.FINISHED
             self._monitor.close(self._supervisor.exit_code if has_ended else None)
             self._input.close()
-            self._watch_sinks(set())
+            self._screen.leave_loop()
             self._agents.close()
         return self._finish()
 
@@ -235,17 +219,8 @@ class _Execution:
                 self._times.ended(rank, message.spent, ended, now)
                 if message.is_alone:
                     self._alone.add(rank)
-                exit = Exit(
-                    rank,
-                    pid,
-                    code,
-                    ended,
-                    link.clock.uncertain_s,
-                    message.is_oom,
-                    message.ended_by,
-                    message.agent,
-                    message.last,
-                )
+                how = message.is_oom, message.ended_by, message.agent, message.last
+                exit = Exit(rank, pid, code, ended, link.clock.uncertain_s, *how)
                 self._act(self._supervisor.exited(exit, now))
 
     def _send_input(self, rank: int, data: bytes) -> None:
@@ -331,13 +306,6 @@ class _Execution:
     def _conclude(self) -> None:
         for link in self._links.values():
             link.way.conclude(self._supervisor.exit_code)
-
-    def _watch_sinks(self, waiting: set[Sink]) -> None:
-        for sink in waiting - self._waiting:
-            self._loop.watch(sink.fileno(), sink.flush, WRITE)
-        for sink in self._waiting - waiting:
-            self._loop.unwatch(sink.fileno())
-        self._waiting = waiting
 
     def _finish(self) -> int:
         for rank in range(self._plan.size):

@@ -21,9 +21,11 @@ from ..agent.answers import free_ports
 from ..agents.agents import Agents
 from ..agents.sync import copy_folder
 from ..decisions.of_python import target_of
-from ..decisions.plan import PORTS, Plan, Resources, Size, make_plan, place_ranks
+from ..decisions.plan import PORTS, Plan, Resources, make_plan, place_ranks
 from ..network.candidates import network_environment
 from ..network.connect_test import choose_addresses
+from ..options.hosts import HostOptions
+from ..options.job import JobOptions
 from ..stream.hello import Hello
 from ..where.hosts import Host, is_local
 
@@ -33,28 +35,20 @@ _LATER: Final = "chosen-at-the-start"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The user's request: ``size`` ranks of ``command`` on ``hosts``, each with ``gpus_per_rank`` GPUs of its own.
-
-    Without a number of ranks there are as many as there are slots, and at most ``per_host`` on a host without. None for
-    the GPUs: all ranks see all.
-    """
+    """The user's request: ranks of ``command`` on ``hosts``, as the options ``job`` and ``where`` say."""
 
     command: Sequence[str]
     hosts: Sequence[Host]
-    size: Size
     environment: Mapping[str, str]
-    named: frozenset[str]  # the variables that -x names
-    interfaces: tuple[str, ...] = ()
-    ports: range | None = None
-    syncs: bool = False
-    gpus_per_rank: int | None = None
-    per_host: int | None = None
+    job: JobOptions
+    where: HostOptions
 
     def place(self, resources: Mapping[str, Resources]) -> tuple[Placement, ...] | None:
         """The placement of all ranks, or None if the ``resources`` of a host without slots are not known."""
         if any(host.slots is None and host.name not in resources for host in self.hosts):
             return None
-        return place_ranks(self.hosts, self.size, resources, self.gpus_per_rank, self.per_host)
+        job = self.job
+        return place_ranks(self.hosts, job.size, resources, job.gpus_per_rank, job.per_host)
 
 
 def sketch(request: Request, job: Job) -> Plan:
@@ -70,7 +64,7 @@ def sketch(request: Request, job: Job) -> Plan:
     for host in request.hosts:
         slots[host.name] += host.slots or 1
     assumed = {
-        name: Resources(count, (_LATER,) * count * (request.gpus_per_rank or 0)) for name, count in slots.items()
+        name: Resources(count, (_LATER,) * count * (request.job.gpus_per_rank or 0)) for name, count in slots.items()
     }
     ports = free_ports({"address": _HERE, "ports": None, "count": PORTS})
     plan = make_plan(
@@ -79,9 +73,9 @@ def sketch(request: Request, job: Job) -> Plan:
         assumed | known,
         request.environment,
         job,
-        gpus_per_rank=request.gpus_per_rank,
+        gpus_per_rank=request.job.gpus_per_rank,
         ports=ports,
-        named=request.named,
+        named=request.job.named,
     )
     if len(plan.hosts) == 1:
         return plan
@@ -89,8 +83,8 @@ def sketch(request: Request, job: Job) -> Plan:
     return replace(plan, environment={**plan.environment, **later, **request.environment})
 
 
-def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], None]) -> Plan:
-    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` reports progress in lines.
+def prepare(request: Request, job: Job, agents: Agents, report: Callable[[str], None]) -> Plan:
+    """Connects the agents of all hosts that get ranks, and returns the plan. ``report`` reports progress in lines.
 
     Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
     """
@@ -101,12 +95,12 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     placements = placements or request.place(resources)
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
-    folders = _folders(request, agents, hosts, tell)
+    folders = _folders(request, agents, hosts, report)
     _check_script(request.command, agents, hosts, folders)
-    of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
+    of_host = _networks(request, agents, hosts, report) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
-    allowed = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
+    allowed = [request.where.ports[0], request.where.ports[-1]] if request.where.ports and of_host else None
     ports = agents.ask("free_ports", {first: {"address": address, "ports": allowed, "count": PORTS}})[first]
     if not isinstance(ports, list) or not ports or any(type(port) is not int for port in ports):
         raise CannotStart(first, "its agent found no free port.")
@@ -116,9 +110,9 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
         resources,
         request.environment,
         job,
-        gpus_per_rank=request.gpus_per_rank,
+        gpus_per_rank=request.job.gpus_per_rank,
         ports=ports,
-        named=request.named,
+        named=request.job.named,
         of_host=of_host,
         folders=folders,
     )
@@ -134,11 +128,11 @@ def _resources(hello: Hello) -> Resources:
     return Resources(hello.cores, tuple(filter(None, hello.gpus.split(","))), hello.machine)
 
 
-def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:
+def _folders(request: Request, agents: Agents, hosts: Sequence[str], report: Callable[[str], None]) -> dict[str, str]:
     """The working directories of hosts that have it elsewhere."""
     remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
-    if request.syncs:
-        return copy_folder(agents, remote, cwd, tell) if remote else {}
+    if request.job.syncs:
+        return copy_folder(agents, remote, cwd, report) if remote else {}
     for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
@@ -161,15 +155,15 @@ def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], 
 
 
 def _networks(
-    request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]
+    request: Request, agents: Agents, hosts: Sequence[str], report: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """The variables that tell each host's ranks their address for other hosts; none for a single host."""
+    """The variables with each host's address for the ranks of other hosts; none for a single host."""
     if all(is_local(host) for host in hosts):
         return {}
-    chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)
+    chosen = choose_addresses(agents.ask, hosts, wanted=request.where.interfaces, ports=request.where.ports)
     for host, candidate in chosen.items():
-        tell(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
+        report(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
     return {
-        host: network_environment(candidate, request.interfaces, request.environment)
+        host: network_environment(candidate, request.where.interfaces, request.environment)
         for host, candidate in chosen.items()
     }

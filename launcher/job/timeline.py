@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.host.hostid import clock_id
@@ -63,9 +62,7 @@ class Timeline:
     def __enter__(self) -> Timeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

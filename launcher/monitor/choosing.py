@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from ..agents.fields import field, printable
 from .client import Client, JobEnded, running
 
 _MOST_CHARACTERS = 60  # of a command
@@ -49,7 +48,7 @@ def with_logs_in(folder: Path) -> Client | None:
     found = None
     for client in running():
         with suppress(JobEnded, OSError, ValueError):
-            if found is None and os.path.samefile(field(client.job(), "logs", str), folder):
+            if found is None and os.path.samefile(client.job().logs, folder):
                 found = client
                 continue
         client.close()
@@ -61,5 +60,4 @@ def _describe(client: Client) -> str:
         job = client.job()
     except (JobEnded, TimeoutError) as error:
         return f"{client.pid}: {error}"
-    command = printable(" ".join(map(str, job["command"])))
-    return f"{client.pid}: {job['size']} rank(s), {command[:_MOST_CHARACTERS]}"
+    return f"{client.pid}: {job.size} rank(s), {' '.join(job.command)[:_MOST_CHARACTERS]}"

@@ -1,18 +1,16 @@
 """Finds the running jobs of this user, and asks their hvdruns."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from hvdlite.net.listener import peer_of
 from hvdlite.net.untrusted import parse
 
+from ..stream.fields import Count, Figure, each, exactly, integer, line, mapping, read, short
 from . import folder
 
 _PATIENCE_S: Final = 30.0  # beyond that of hvdrun with its agents
@@ -26,6 +24,27 @@ class JobEnded(Exception):
     def __init__(self, code: int | None) -> None:
         super().__init__("the job has ended" + ("" if code is None else f" with exit code {code}"))
         self.code = code
+
+
+_MOST: Final = 1 << 20  # ranks, words
+_ranks: Final = each(integer(0, _MOST), _MOST)
+
+
+class Job(NamedTuple):
+    """A job, as its hvdrun describes it. ``logs`` is the folder of --output-filename, empty without.
+
+    ``alive`` are the ranks that run, and ``found`` is what was found out about the job ``found_ago_s`` ago.
+    """
+
+    pid: Count
+    command: Annotated[tuple[str, ...], each(short, _MOST)]
+    logs: Annotated[str, exactly(str)]
+    size: Count
+    ran_s: Figure
+    alive: Annotated[tuple[int, ...], _ranks]
+    hosts: Annotated[Mapping[str, tuple[int, ...]], mapping(_ranks)]
+    found: Annotated[str, line(_MOST)]
+    found_ago_s: Figure
 
 
 class Client:
@@ -50,26 +69,22 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         self._sock.close()
 
-    def job(self) -> Mapping[str, Any]:
-        """What hvdrun says of the job."""
-        for line in self.ask("job"):
-            answer = line.get("answer")
-            if isinstance(answer, dict):
-                return answer
-        raise JobEnded(None)
+    def job(self) -> Job:
+        """What hvdrun says of the job. Raises ValueError if that is no job."""
+        if not (lines := self.ask("job")):
+            raise JobEnded(None)
+        return read(Job, lines[0].get("answer"))
 
     def ask(self, what: str, **fields: Any) -> list[Mapping[str, Any]]:
         """Asks one question, and returns the lines of its answer: see `monitor`."""
         lines: list[Mapping[str, Any]] = []
-        with suppress(OSError):  # it may have said the code before it hung up
+        with suppress(OSError):  # it may have sent the code before it hung up
             self._sock.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
         while not (line := self._line()).get("done"):
             if "ended" in line:

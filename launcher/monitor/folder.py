@@ -2,7 +2,7 @@
 
 That is ``hvdlite`` in ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, else a folder for temporary files that names the
 user. Its owner must be this user, and nobody else may enter it, or it is not used. A socket is called after the process
-that made it, so those that a killed hvdrun left behind can be told from others.
+that made it, so those that a killed hvdrun left behind are recognised.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ and the others of `QUESTIONS` by the agents of those ranks: their answers come a
 ends an answer, and ``{"ended": code}`` the job. Who sends anything else is disconnected.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -18,19 +16,18 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from hvdlite.net.listener import Listener
 from hvdlite.net.untrusted import parse
 
-from ..agents.fields import field, improper
 from ..agents.link import AgentLink, Question
-from ..stream.loop import WRITE, Loop
+from ..stream.fields import Yes, each, exactly, optional, read
+from ..stream.loop import READ, WRITE, Loop
 from . import folder
 
 ANSWER_S: Final = 20.0
-QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {"job": (), "blackbox": (), "stacks": ("all",), "status": ()}
-"""What may be asked, and the flags that each question may have."""
+QUESTIONS: Final = ("job", "blackbox", "stacks", "status")
 
 _MOST_CALLERS: Final = 16
 _MOST_BYTES: Final = 64 << 10  # of a question
@@ -38,22 +35,11 @@ _ATTEMPTS: Final = 3
 
 
 class Asked(NamedTuple):
-    """A question: about ``ranks``, or about all if that is None. Of its fields, only those that are known are kept."""
+    """A question: about ``ranks``, or about all if that is None; ``all`` asks for the threads of hvdlite too."""
 
-    what: str
-    ranks: frozenset[int] | None
-    flags: Mapping[str, bool]
-
-
-def read(line: bytes) -> Asked:
-    """Reads a line that anybody may have sent. Raises ValueError if it is no question."""
-    question = parse(line)
-    what = field(question, "what", str)
-    ranks = question.get("ranks")
-    if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
-        raise improper("ranks")
-    flags = {name: field(question, name, bool) for name in QUESTIONS.get(what, ()) if name in question}
-    return Asked(what, None if ranks is None else frozenset(ranks), flags)
+    what: Annotated[str, exactly(str)]
+    ranks: Annotated[tuple[int, ...] | None, optional(each(exactly(int), _MOST_BYTES))] = None
+    all: Yes = False
 
 
 class _Caller:
@@ -64,7 +50,7 @@ class _Caller:
     costs the memory of one answer, until ``until``.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, ask: Callable[[_Caller, Asked], None]) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, ask: Callable[[Any, Asked], None]) -> None:
         """Takes over ``sock``, which does not block. Each question goes to ``ask``."""
         self._loop, self._sock, self._ask = loop, sock, ask
         self._question = b""
@@ -116,7 +102,7 @@ class _Caller:
             self._question = b""
             self._loop.unwatch(self._sock.fileno())
             try:
-                asked = read(line)
+                asked = read(Asked, parse(line))
             except ValueError:
                 self._leave()
             else:
@@ -131,11 +117,12 @@ class _Caller:
         except OSError:
             self._leave()
         else:
-            self._loop.unwatch(self._sock.fileno())
+            self._loop.unwatch(self._sock.fileno(), WRITE)
             self._loop.watch(self._sock.fileno(), self._read)
 
     def _leave(self) -> None:
-        self._loop.unwatch(self._sock.fileno())
+        for event in (READ, WRITE):
+            self._loop.unwatch(self._sock.fileno(), event)
         self._sock.close()
         self._answer.clear()
         self.asked, self.is_gone = [], True
@@ -224,7 +211,7 @@ class Monitor:
         else:
             for link, ranks in self._ranks.items():
                 if chosen := [rank for rank in ranks if asked.ranks is None or rank in asked.ranks]:
-                    question = link.ask(asked.what, ranks=chosen, more=asked.flags)
+                    question = link.ask(asked.what, ranks=chosen, all=asked.all)
                     caller.asked.append((link.host, chosen, question))
         caller.pass_on(is_late=False)
 

@@ -13,17 +13,15 @@ works:
 Whether a candidate works is for `connect_test` to find out.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from hvdlite.errors import CannotStart
 
-from ..agents import fields
+from ..stream.fields import Count, Short, Yes, each, record, short
 
 LOOPBACK: Final = "127.0.0.1"
 _MAX_INTERFACES: Final = 4096
@@ -31,29 +29,27 @@ _BAD_USAGE: Final = 2
 _Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+def _address(value: Any) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    return ipaddress.ip_interface(short(value))
+
+
 class Interface(NamedTuple):
     """A network interface of a host: addresses with their prefixes, ``mtu`` in bytes, ``speed_mbps`` 0 if unknown."""
 
-    name: str
-    addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
-    is_up: bool
-    is_loopback: bool
-    is_virtual: bool
-    mtu: int
-    speed_mbps: int
+    name: Short
+    addresses: Annotated[tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...], each(_address, _MAX_INTERFACES)]
+    is_up: Yes
+    is_loopback: Yes
+    is_virtual: Yes
+    mtu: Count
+    speed_mbps: Count
 
 
 class Network(NamedTuple):
-    """One agent's view: the interfaces, and an ``id`` that is equal for agents that see the same ones."""
+    """An agent's answer: the interfaces, and the ``network``, which is equal for agents that see the same ones."""
 
-    id: str
-    interfaces: tuple[Interface, ...]
-
-    @classmethod
-    def parse(cls, answer: Any) -> Network:
-        """Parses an agent's answer. Raises ValueError if it is malformed."""
-        rows = fields.field(answer, "interfaces", list)[:_MAX_INTERFACES]
-        return cls(fields.text(answer, "network"), tuple(_parse_interface(row) for row in rows))
+    interfaces: Annotated[tuple[Interface, ...], each(record(Interface), _MAX_INTERFACES)]
+    network: Short
 
 
 class Candidate(NamedTuple):
@@ -95,7 +91,7 @@ def rank_candidates(networks: Mapping[str, Network], wanted: Sequence[str] = ())
 
 
 def network_environment(candidate: Candidate | None, wanted: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tell the ranks of a host which network to use; None stands for a job of one host.
+    """The variables that select the network of a host's ranks; without a candidate the job has one host.
 
     If the user named interfaces, NCCL and Horovod's Gloo get them too, as in Horovod, unless ``base`` sets them.
     """
@@ -106,20 +102,6 @@ def network_environment(candidate: Candidate | None, wanted: Sequence[str], base
         if wanted and name not in base:
             environment[name] = candidate.interface
     return environment
-
-
-def _parse_interface(row: Any) -> Interface:
-    return Interface(
-        name=fields.text(row, "name"),
-        addresses=tuple(
-            ipaddress.ip_interface(fields.shown(address)) for address in fields.field(row, "addresses", list)
-        ),
-        is_up=fields.field(row, "is_up", bool),
-        is_loopback=fields.field(row, "is_loopback", bool),
-        is_virtual=fields.field(row, "is_virtual", bool),
-        mtu=fields.count(row, "mtu"),
-        speed_mbps=fields.count(row, "speed_mbps"),
-    )
 
 
 def _candidates(host: str, network: Network) -> list[Candidate]:

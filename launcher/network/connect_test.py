@@ -8,18 +8,16 @@ once. So a network that drops packets costs two deadlines at most, and only if i
 `choose_addresses` depends on nothing but what `Ask` returns: tests simulate hosts with dictionaries.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 from hvdlite.errors import CannotStart
 
-from .attempts import DIAL_S, Attempt, HostsUnreached
+from ..stream.fields import Short, each, integer, mapping, number, one_of, optional, read, record, short
+from .attempts import DIAL_S, PROBLEMS, Attempt, HostsUnreached
 from .candidates import Candidate, Network, rank_candidates
-from .probe_answers import Listening, parse_attempts, parse_listening
 
 _LIFETIME_S: Final = 120.0  # of listeners that nobody closes
 _DIAL_PATIENCE_S: Final = 60.0  # for the answer about many targets, or about bandwidth on a slow network
@@ -35,6 +33,29 @@ class Ask(Protocol):
     def __call__(
         self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
     ) -> Mapping[str, Any]: ...
+
+
+class Listening(NamedTuple):
+    """The answer to ``listen``: the ports on which a host listens, and why it could not, by address."""
+
+    ports: Annotated[Mapping[str, int], mapping(integer(1, 65535))]
+    problems: Annotated[Mapping[str, str], mapping(short)]
+
+
+class Result(NamedTuple):
+    """One of `PROBLEMS`, with a detail or the number of the host that answered; without a problem the figures."""
+
+    problem: Annotated[str, one_of(("", *PROBLEMS))] = ""
+    detail: Short = ""
+    host: Annotated[int | None, optional(integer(0, 1 << 16))] = None
+    rtt_us: Annotated[float | None, optional(number())] = None
+    mb_per_s: Annotated[float | None, optional(number())] = None
+
+
+class Dialled(NamedTuple):
+    """The answer to ``dial``, in the order of its targets."""
+
+    results: Annotated[tuple[Result, ...], each(record(Result), 1 << 16)]
 
 
 class Probe(NamedTuple):
@@ -54,7 +75,7 @@ def choose_addresses(
     for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
     """
     networks = ask_for_networks(ask, hosts)
-    first_named = {network.id: host for host, network in reversed(networks.items())}
+    first_named = {network.network: host for host, network in reversed(networks.items())}
     if len(first_named) == 1:
         return dict.fromkeys(hosts)
     candidates = rank_candidates({host: networks[host] for host in hosts if host in first_named.values()}, wanted)
@@ -63,7 +84,7 @@ def choose_addresses(
         chosen = _try_all(ask, probe, candidates, ports)
     finally:
         close_probe(ask, probe)
-    return {host: chosen[first_named[networks[host].id]] for host in hosts}
+    return {host: chosen[first_named[networks[host].network]] for host in hosts}
 
 
 def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
@@ -71,7 +92,7 @@ def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
     networks = {}
     for host, answer in ask("network", {host: {} for host in hosts}).items():
         with _blaming(host):
-            networks[host] = Network.parse(answer)
+            networks[host] = read(Network, answer)
     return networks
 
 
@@ -97,7 +118,9 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
     listening = {}
     for host, answer in ask("listen", questions).items():
         with _blaming(host):
-            listening[host] = parse_listening(answer, addresses[host])
+            listening[host] = found = read(Listening, answer)
+            if lacking := [address for address in addresses[host] if address not in {**found.ports, **found.problems}]:
+                raise ValueError(f"the agent does not report on which port of {lacking[0]} it listens")
     return Probe(token, hosts, listening)
 
 
@@ -124,8 +147,11 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
     }
     for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
         with _blaming(dialler):
-            for attempt in parse_attempts(answer, dialler, targets[dialler], probe.hosts):
-                attempts[dialler, attempt.candidate] = attempt
+            results, listed = read(Dialled, answer).results, targets[dialler]
+            if len(results) != len(listed):
+                raise ValueError(f"the agent dialled {len(listed)} addresses and reports {len(results)}")
+            for candidate, result in zip(listed, results, strict=True):
+                attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
     return [attempts[call] for call in calls]
 
 
@@ -136,6 +162,17 @@ def _blaming(host: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise CannotStart(host, f"{error}.") from None
+
+
+def _attempt(dialler: str, candidate: Candidate, result: Result, hosts: Sequence[str]) -> Attempt:
+    detail = result.detail
+    if result.problem == "other host":
+        if result.host is None or result.host >= len(hosts):
+            raise ValueError(f"the agent reports host number {result.host}, which does not exist")
+        detail = hosts[result.host]
+    if not result.problem and result.rtt_us is None:
+        raise ValueError("the agent reports neither a problem nor a round trip")
+    return Attempt(dialler, candidate, result.problem, detail, result.rtt_us, result.mb_per_s)
 
 
 def _target(probe: Probe, one: Candidate) -> dict[str, Any]:

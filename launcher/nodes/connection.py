@@ -14,6 +14,7 @@ from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 from hvdlite.scope import Scope
 
+from ..agents.ways import Receiver
 from ..decisions.endings import NODE_BROKE, NODE_LEFT
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
@@ -51,7 +52,6 @@ class NodeConnection:
         self._stream_has_ended = self._is_hung_up = self._is_concluded = self._is_given_up = False
         self._loop: Loop | None = None
         self._outbox: Outbox | None = None
-        self._writer: socket.socket | None = None
 
     def __str__(self) -> str:
         return f"a connection from {self.address}, node {self.introduction.node}"
@@ -76,18 +76,10 @@ class NodeConnection:
 
     # ---- as a way to the agent
 
-    def attach(
-        self,
-        loop: Loop,
-        receive: Callable[[bytes], None],
-        show: Callable[[str], None],
-        hold: Callable[[bool], None],
-        signalled: Callable[[int], None],
-    ) -> None:
-        self._loop, self._receive, self._signalled = loop, receive, signalled
-        # The loop watches a descriptor for one thing.
-        self._writer = self.sock.dup()
-        self._outbox = Outbox(loop, self._writer.fileno(), f"node {self.introduction.node}", hold)
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        receive = receiver.receive
+        self._loop, self._receive, self._signalled = loop, receive, receiver.signalled
+        self._outbox = Outbox(loop, self.sock.fileno(), f"node {self.introduction.node}", receiver.hold)
         if self._early:
             receive(bytes(self._early))
         if self._stream_has_ended:
@@ -134,10 +126,9 @@ class NodeConnection:
         if self._loop:
             self._loop.unwatch(self.sock.fileno())
             self._loop = None
-        if self._outbox and self._writer:
+        if self._outbox:
             self._outbox.close()
-            self._writer.close()
-            self._outbox = self._writer = None
+            self._outbox = None
 
     # ---- the connection
 
@@ -188,7 +179,7 @@ class NodeConnection:
         if self.has_ended:
             return
         if self._outbox:
-            self._outbox.send(record)
+            self._outbox.write(record)
             return
         with suppress(OSError):  # then the end of the connection will be read
             self.sock.settimeout(_LAST_WRITE_S)

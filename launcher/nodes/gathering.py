@@ -17,9 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.errors import LaunchError
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
@@ -31,9 +31,8 @@ from hvdlite.net.sealed import path_of_libcrypto
 from hvdlite.net.wake import Wake
 from hvdlite.scope import Scope
 
-from ..agents.fields import printable, shown
 from ..decisions.endings import Ending, ending_of
-from ..stream.fields import parse_fields, read
+from ..stream.fields import parse_fields, read, shown
 from ..stream.frames import FrameError
 from ..stream.hello import Hello
 from ..where.hosts import Host, is_local, is_own_address
@@ -42,7 +41,7 @@ from .place import NodePlace
 from .records import Channel, Introduction, Record, key_of
 
 _INTRODUCTION_S: Final = 5.0
-_TELL_S: Final = 2.0  # of silence, before hvdrun shows for whom it waits
+_QUIET_S: Final = 2.0  # of silence, before hvdrun shows for whom it waits
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LOOPBACK: Final = {"localhost": "127.0.0.1"}
 _BEGUN: Final = "the job has begun already, and no node can join it again; start it again on all nodes"
@@ -91,17 +90,17 @@ class Gathering:
     def wait(self, timeout_s: float) -> None:
         """Waits for all nodes. Raises LaunchError that names the missing ones, or says why the job cannot start."""
         begun = time.monotonic()
-        tell_at = begun + _TELL_S
+        report_at = begun + _QUIET_S
         while missing := [str(node) for node in range(1, self._place.count) if node not in self._by_node]:
             if self._error:
                 raise self._error
             now = time.monotonic()
             if now >= begun + timeout_s:
                 raise LaunchError(self._nobody_came(missing, timeout_s))
-            if now >= tell_at:
-                tell_at = float("inf")
-                self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.port}")
-            self._turn(min(tell_at, begun + timeout_s))
+            if now >= report_at:
+                report_at = float("inf")
+                self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.master.port}")
+            self._turn(min(report_at, begun + timeout_s))
         for node in self._by_node.values():
             self._poller.let_go(node.sock)
         self._name_nodes()
@@ -112,10 +111,8 @@ class Gathering:
     def __enter__(self) -> Gathering:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Sends the nodes the end of the job, if they do not know it yet, and waits for theirs."""
         code, text = ending_of(error) if error else Ending(0)
         if code > 128 and not text:
             text = f"it got {signal.Signals(code - 128).name}"
@@ -179,8 +176,8 @@ class Gathering:
         if misfit := printable(introduction.hello.misfit(self._own)):
             return self._give_up(who, misfit)
         if introduction.nodes != self._place.count:
-            said = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
-            return self._give_up(who, said)
+            reason = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
+            return self._give_up(who, reason)
         if not 0 < introduction.node < self._place.count:
             return f"there is no node {introduction.node} in a job of {self._place.count}"
         if self._has_begun:
@@ -220,7 +217,7 @@ class Gathering:
             del self._by_node[node.introduction.node]
 
     def _name_nodes(self) -> None:
-        """Gives each node the name of its host, and a number where that does not tell it from another or from here."""
+        """Gives each node the name of its host, and a number if another node has the same name."""
         names = {number: _hostname(node.introduction) for number, node in self._by_node.items()}
         count = Counter([*names.values(), self.name])
         for number, node in self._by_node.items():
@@ -233,8 +230,8 @@ class Gathering:
             places = f" from {', '.join(self._lobby.refused_at)}" if self._lobby.refused_at else ""
             strangers = f" {count} call(s){places} did not have this key."
         return (
-            f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.port} within {timeout_s:g} s."
-            f"{strangers} See what hvdrun says there, or give them more time with --start-timeout"
+            f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.master.port} within "
+            f"{timeout_s:g} s.{strangers} See what hvdrun says there, or give them more time with --start-timeout"
         )
 
 
@@ -249,14 +246,15 @@ def _nodes(numbers: Sequence[str]) -> str:
 def _listen(place: NodePlace) -> Listener:
     """Listens at the address that ``place`` names if it is one of this host, else at all: names may not resolve yet."""
     everywhere = ["::", "0.0.0.0"] if socket.has_ipv6 else ["0.0.0.0"]
-    is_here = place.host in _LOOPBACK or is_own_address(place.host)
-    for address in [_LOOPBACK.get(place.host, place.host)] if is_here else everywhere:
+    host, port = place.master
+    is_here = host in _LOOPBACK or is_own_address(host)
+    for address in [_LOOPBACK.get(host, host)] if is_here else everywhere:
         try:
-            return listen_at(address, place.port)
+            return listen_at(address, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE or address == everywhere[-1] or is_here:
                 raise LaunchError(
-                    f"node 0 cannot listen at port {place.port}: {error.strerror}. Name a free one on all nodes: "
-                    f"--master {place.host}:PORT"
+                    f"node 0 cannot listen at port {port}: {error.strerror}. Name a free one on all nodes: "
+                    f"--master {host}:PORT"
                 ) from None
     raise AssertionError

@@ -23,7 +23,7 @@ from hvdlite.net.listening import endpoint
 from hvdlite.net.poll import ENDED, comes
 from hvdlite.scope import Scope
 
-from ..agents.ways import ProcessWay
+from ..agents.ways import ProcessWay, Receiver
 from ..spawners import SshOptions
 from ..stream.fields import MOST_CHARACTERS, parse_fields, read
 from ..stream.frames import FrameError
@@ -38,7 +38,7 @@ from .records import Channel, Introduction, Over, Reason, Record, Welcome, key_o
 
 _ATTEMPT_S: Final = 5.0
 _BETWEEN_ATTEMPTS_S: Final = 0.5
-_TELL_S: Final = 2.0  # of vain attempts, before hvdrun reports them
+_QUIET_S: Final = 2.0  # of failed attempts, before hvdrun reports them
 _ANSWER_S: Final = 10.0  # for node 0 to let this node in
 _PING_S: Final = 2.0
 _SILENCE_S: Final = 10.0  # of node 0, which answers pings
@@ -86,7 +86,7 @@ def ending_by_signal() -> Iterator[None]:
 def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: float, say: Say) -> tuple[Channel, str]:
     """A connection over which node 0 has let this node in, and the name of node 0."""
     scope = Scope.of(timeout_s)
-    tell_at, shown = time.monotonic() + _TELL_S, ""
+    report_at, shown = time.monotonic() + _QUIET_S, ""
     while True:
         try:
             channel = _attempt(place, key, Scope.of(_ATTEMPT_S, scope))
@@ -99,7 +99,7 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
             problem = str(error)
         if scope.left_s <= _BETWEEN_ATTEMPTS_S:
             raise LaunchError(_not_reached(place, timeout_s, problem))
-        if time.monotonic() >= tell_at and problem != shown:
+        if time.monotonic() >= report_at and problem != shown:
             shown = problem
             say(f"waiting for node 0 at {place.master}: {problem}")
         time.sleep(_BETWEEN_ATTEMPTS_S)
@@ -108,7 +108,7 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
 def _attempt(place: NodePlace, key: bytes, scope: Scope) -> Channel:
     """A connection to node 0. Raises _NotYet that says why there is none."""
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(place.master.host, place.master.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise _NotYet(f"the name does not resolve ({error.strerror})") from None
     problem = ""
@@ -116,7 +116,7 @@ def _attempt(place: NodePlace, key: bytes, scope: Scope) -> Channel:
     for number, address in enumerate(addresses):
         share = Scope.of(scope.left_s / (len(addresses) - number))  # one that drops everything leaves time for others
         try:
-            return Channel(*shake_hands(endpoint(address, place.port), key, share), is_caller=True)
+            return Channel(*shake_hands(endpoint(address, place.master.port), key, share), is_caller=True)
         except Refused:
             problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
         except ConnectionRefusedError:
@@ -178,19 +178,19 @@ class _Node:
         self._timeout_s = timeout_s
         self._decoder: Decoder | None = Decoder()  # of what the agent is sent, up to Start
         self._loop = Loop()
-        self._writer = channel.sock.dup()
-        self._up = Outbox(self._loop, self._writer.fileno(), "node 0", self._hold_agent)
+        self._up = Outbox(self._loop, channel.sock.fileno(), "node 0", self._hold_agent)
         self._agent = ProcessWay(Host("localhost"), SshOptions())
         self._agent_has_ended = False
         self._signalled = 0
         self._takes_no_more = False  # the agent
         self._outcome: Over | None = None
         self._lost = ""  # why node 0 is gone, in a sentence
-        self._ping_at = time.monotonic()
-        self._asked_at: float | None = None  # when node 0 was sent a ping, and nothing has come since
+        self._next_ping = self._loop.at(None, self._ping)
+        self._silence_end = self._loop.at(None, self._give_up_node_0)  # set while a ping has no answer
 
     def run(self) -> int:
-        self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
+        receiver = Receiver(self._from_agent, self._say, self._hold_node_0, _ignore_signal)
+        self._agent.attach(self._loop, receiver)
         self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
         try:
             with caught((*ENDING, *ANNOUNCING)) as signals:
@@ -205,7 +205,6 @@ class _Node:
             self._agent.close()
             self._up.drain(0.0)
             self._up.close()
-            self._writer.close()
             self._loop.close()
         if self._outcome is None:
             raise LaunchError(self._lost)
@@ -217,26 +216,32 @@ class _Node:
         return code
 
     def _turn(self) -> None:
-        self._loop.turn(self._seconds_to_act())
+        if self._patience_s is None:
+            self._next_ping.move(None)
+            self._silence_end.move(None)
+        elif not self._next_ping.is_set:
+            self._next_ping.move(time.monotonic())
+        self._loop.turn(time.monotonic() + _LOOK_S if self._up.is_full or self._takes_no_more else None)
         if not self._agent_has_ended:
             # Who takes no more may have ended, and that end is behind data for which there is no room.
             if self._up.is_full and self._agent.wait(0.0):
                 self._agent.hold(False)
             if self._takes_no_more and comes(self._channel.sock, ENDED):
                 self._hold_node_0(False)
-        if (patience_s := self._patience_s) is None:
-            return
+
+    def _ping(self) -> None:
         now = time.monotonic()
-        if self._asked_at is not None and now >= self._asked_at + patience_s:
-            if self._agent_has_ended:
-                self._lose(f"it gave no sign of life for {patience_s:g} s")
-            else:
-                problem = "it let this node in, and has given no sign of life since"
-                self._lost = _not_reached(self._place, patience_s, problem)
-        if now >= self._ping_at:
-            self._ping_at = now + _PING_S
-            self._asked_at = now if self._asked_at is None else self._asked_at
-            self._up.send(self._channel.seal(Record.PING))
+        self._next_ping.move(now + _PING_S)
+        if not self._silence_end.is_set and self._patience_s is not None:
+            self._silence_end.move(now + self._patience_s)
+        self._up.write(self._channel.seal(Record.PING))
+
+    def _give_up_node_0(self) -> None:
+        if self._agent_has_ended:
+            self._lose(f"it gave no sign of life for {_SILENCE_S:g} s")
+        else:
+            problem = "it let this node in, and has given no sign of life since"
+            self._lost = _not_reached(self._place, self._timeout_s, problem)
 
     @property
     def _patience_s(self) -> float | None:
@@ -245,15 +250,8 @@ class _Node:
             return _SILENCE_S
         return None if self._decoder is None or self._takes_no_more else self._timeout_s
 
-    def _seconds_to_act(self) -> float | None:
-        look_s = _LOOK_S if self._up.is_full or self._takes_no_more else None
-        if (patience_s := self._patience_s) is None:
-            return look_s
-        due = self._ping_at if self._asked_at is None else min(self._ping_at, self._asked_at + patience_s)
-        return min(max(0.0, due - time.monotonic()), look_s or _PING_S)
-
     def _from_node_0(self) -> None:
-        self._asked_at = None
+        self._silence_end.move(None)
         self._obey(self._channel.receive())
 
     def _look_for_start(self, data: bytes) -> None:
@@ -287,18 +285,18 @@ class _Node:
     def _from_agent(self, data: bytes) -> None:
         if data:
             for record in self._channel.seal_stream(data):
-                self._up.send(record)
+                self._up.write(record)
             return
         self._agent.ignore()
         self._agent_has_ended = True
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
-        self._up.send(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
-        self._asked_at = None
+        self._up.write(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
+        self._silence_end.move(None)
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
-            self._up.send(self._channel.seal(Record.SIGNAL, signum=signum))
+            self._up.write(self._channel.seal(Record.SIGNAL, signum=signum))
             if signum not in ENDING:
                 continue
             self._signalled += 1
@@ -325,7 +323,8 @@ class _Node:
             self._loop.unwatch(self._channel.sock.fileno())
         elif not self._lost:
             # What came meanwhile is read first, and may be why the connection broke, which a write would hide.
-            self._asked_at, self._ping_at = None, time.monotonic() + _PING_S
+            self._silence_end.move(None)
+            self._next_ping.move(time.monotonic() + _PING_S)
             self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
 
 

@@ -48,14 +48,6 @@ class NodePlace:
     master: Master
     slots: Slots = None
 
-    @property
-    def host(self) -> str:
-        return self.master.host
-
-    @property
-    def port(self) -> int:
-        return self.master.port
-
 
 def parse_master(text: str, label: str = "--master") -> Master:
     """The place that ``HOST`` or ``HOST:PORT`` names. Raises ValueError that names ``label``."""

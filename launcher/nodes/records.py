@@ -6,8 +6,6 @@ connection carries the stream between hvdrun and the agent that the other node r
 hvdruns.
 """
 
-# Without the __future__ import of annotations: `fields.read` takes the checks from the evaluated ones.
-
 import json
 import socket
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from hvdlite.net.sealed import KEYS_BYTES, Sealer
 from hvdlite.net.sockets import prepare
 from hvdlite.rendezvous.job import Job
 
-from ..stream.fields import exactly, integer, line, read
+from ..stream.fields import Count, Line, integer, record
 from ..stream.frames import FrameError
 from ..stream.hello import Hello
 
@@ -45,17 +43,13 @@ def key_of(secret: str) -> bytes:
     return Job("nodes", secret).key("nodes")
 
 
-Line = Annotated[str, line()]
-_Count = Annotated[int, integer(0, 1 << 63)]
-
-
 class Introduction(NamedTuple):
     """Who calls: node ``node`` of ``nodes``, which takes ``slots`` ranks, 0 if its user has not said."""
 
-    node: _Count
-    nodes: _Count
-    slots: _Count
-    hello: Annotated[Hello, lambda value: read(Hello, exactly(dict)(value))]
+    node: Count
+    nodes: Count
+    slots: Count
+    hello: Annotated[Hello, record(Hello)]
 
     def fields(self) -> dict[str, Any]:
         return {**self._asdict(), "hello": self.hello._asdict()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Final
 
 import click
@@ -18,6 +19,8 @@ from .horovodrun import search_path
 from .job import JobOptions
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
+_PREFIX: Final = "HVDLITE_"
+_NEARLY: Final = 0.85  # about one letter of seven is wrong
 
 
 def environment_of(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
@@ -58,3 +61,12 @@ def _lend_horovod(environment: dict[str, str], job: JobOptions) -> None:
     path = search_path(present, is_lent=is_lent(environment), comes_first=choice == "1")
     if path != present:
         environment["PATH"] = path
+
+
+def misspelt(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The ``variables`` whose names are close to a setting's, each with the setting: they would be ignored silently."""
+    known = {name.upper() for name in SETTINGS}
+    for variable in variables:
+        name = variable.removeprefix(_PREFIX)
+        if name != variable and name not in known and (near := get_close_matches(name, known, 1, _NEARLY)):
+            yield variable, _PREFIX + near[0]

@@ -1,9 +1,8 @@
 """Horovod's command ``horovodrun``, for scripts that call it: beside hvdrun, or on the PATH of ranks.
 
-It is a script of hvdlite's (``hvdlite/horovod/command/horovodrun``), which looks for hvdrun beside it and on PATH.
-``hvdrun --install-horovodrun`` copies it. A file whose first lines are others is another's, perhaps Horovod's own, and
-stays as it is. pip does not know of the copy: so that outlives an upgrade of hvdlite, and without hvdlite says what to
-do.
+The script ``hvdlite/horovod/command/horovodrun`` looks for hvdrun beside it and on PATH, and ``hvdrun
+--install-horovodrun`` copies it. A file that begins with other lines, perhaps Horovod's own, is left alone. pip does
+not know of the copy: it survives an upgrade of hvdlite, and prints advice if hvdlite is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SOURCE: Final = Path(COMMANDS, _NAME)
 
 
 def install() -> Iterator[str]:
-    """Writes the command, and yields what to tell the user. Raises UsageError if it cannot be there."""
+    """Writes the command, and yields lines for the user. Raises UsageError if it cannot be written."""
     path = folder_of_hvdrun() / _NAME
     _check(path)
     try:
@@ -46,7 +45,7 @@ def install() -> Iterator[str]:
 
 
 def uninstall() -> Iterator[str]:
-    """Removes the command, and yields what to tell the user. Raises UsageError if it cannot be removed."""
+    """Removes the command, and yields lines for the user. Raises UsageError if it cannot be removed."""
     path = folder_of_hvdrun() / _NAME
     if not os.path.lexists(path):
         yield f"there is no {path}"

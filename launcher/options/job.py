@@ -34,14 +34,11 @@ class JobOptions(NamedTuple):
         return any(option is not None for option in (self.size, self.per_host, self.gpus_per_rank))
 
     def with_slots(self, slots: Slots) -> JobOptions:
-        """The same, with as many ranks for each host as the environment says, unless the user has said that.
-
-        A number of all ranks does not say how many each host takes.
-        """
+        """The same, with the environment's number of ranks for each host, unless the user has given one."""
         if slots == "auto":
             return self if self.is_counted else self._replace(size="auto")
-        says_it = self.per_host is not None or self.gpus_per_rank is not None or self.size == "auto"
-        return self if says_it else self._replace(per_host=slots)
+        is_given = self.per_host is not None or self.gpus_per_rank is not None or self.size == "auto"
+        return self if is_given else self._replace(per_host=slots)
 
     @property
     def named(self) -> frozenset[str]:

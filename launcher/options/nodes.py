@@ -25,7 +25,7 @@ class NodeOptions(NamedTuple):
 
     @property
     def are_given(self) -> bool:
-        """True if the user has said that this is a node."""
+        """True if the user has named a place for this node."""
         return any(option is not None for option in (self.rank, self.nodes, self.master))
 
     def place(self, environ: Mapping[str, str]) -> NodePlace | None:

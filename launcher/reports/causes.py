@@ -9,12 +9,14 @@ twice as much. What explains less than `_ENOUGH` of the lateness is no cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median_low
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hvdlite.metrics.table import TABLE
 
-from ..agents.fields import count, field, figure, improper
+from ..agents.answers import Evidence
+from ..stream.fields import listed, read
 
 _ENOUGH: Final = 0.4
 _RATHER: Final = 0.5
@@ -24,7 +26,6 @@ _MANY_FAULTS: Final = 1000.0  # per second
 _SOME_READS: Final = 5.0  # per second
 _MOST_STRAIN: Final = 3.0
 _LEAST_S: Final = 0.1  # between two looks, which are a second apart
-_MOST_RANKS: Final = 1 << 16
 
 
 class Window(NamedTuple):
@@ -49,33 +50,30 @@ class _Kind(NamedTuple):
     name: str
     short: str
     lost: Callable[[Window, float], float]
-    text: Callable[[Window, float], str]
+    template: str
+
+    def text(self, window: Window, seconds: float) -> str:
+        """The sentence about a rank that loses so many ``seconds`` of each second."""
+        rates, cores, memory = window.rates, window.cores, window.memory
+        return self.template.format(
+            s=_s(seconds),
+            cores="" if cores is None else f" (limit {cores:g} cores)",
+            memory="" if memory is None else f" (limit {memory / (1 << 20):.0f} MiB)",
+            speed=1 - rates.get("slowed_s", 0.0),
+            faults=rates.get("minor_faults", 0.0),
+        )
 
 
 def windows(answer: object, host: str, ranks: frozenset[int]) -> dict[int, Window]:
     """What the agent of ``host`` answered about some of ``ranks``. Raises ValueError if it is no such thing."""
-    if not isinstance(answer, list) or len(answer) > _MOST_RANKS:
-        raise improper("evidence")
     found = {}
-    for row in answer:
-        rank, over_s, sums = count(row, "rank"), figure(row, "over_s"), field(row, "sums", dict)
+    for rank, over_s, sums, cores, memory in map(partial(read, Evidence), listed(answer)):
         if rank not in ranks or over_s < _LEAST_S:
-            raise improper("rank")
+            raise ValueError(f"the agent's answer has no valid rank {rank}")
         # A process that began anew counts from 0.
-        known = (counter.name for counter in TABLE if counter.name in sums)
-        rates = {name: max(0.0, _number(sums[name])) / over_s for name in known}
-        found[rank] = Window(host, over_s, rates, _limit(row, "cores"), _limit(row, "memory"))
+        rates = {row.name: max(0.0, sums[row.name]) / over_s for row in TABLE if row.name in sums}
+        found[rank] = Window(host, over_s, rates, cores, memory)
     return found
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) < 1 << 63:
-        raise improper("sums")
-    return float(value)
-
-
-def _limit(row: Any, name: str) -> float | None:
-    return None if row.get(name) is None else figure(row, name)
 
 
 def explain(rank: int, share: float, found: Mapping[int, Window]) -> Cause:
@@ -201,111 +199,86 @@ def _s(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
 
 
-def _limit_text(window: Window) -> str:
-    return "" if window.cores is None else f" (limit {window.cores:g} cores)"
-
-
-def _memory_text(window: Window) -> str:
-    return "" if window.memory is None else f" (limit {window.memory / (1 << 20):.0f} MiB)"
-
-
 _COMPUTING: Final = _Kind(
     "computing",
     "computing",
     _running("run_s"),
-    lambda window, s: f"it computes {_s(s)} of each second longer than the others; is its part of the work larger?",
+    "it computes {s} of each second longer than the others; is its part of the work larger?",
 )
 _PACKETS: Final = _Kind(
     "packets",
     "lost packets",
     lambda window, strain: 0.0,
-    lambda window, s: (
-        f"packets between its host and that of rank 0 are lost: TCP sends again what it waited {_s(s)} of each second "
-        "for; look at the network (hvdrun doctor)"
-    ),
+    "packets between its host and that of rank 0 are lost: TCP sends again what it waited {s} of each second for; look "
+    "at the network (hvdrun doctor)",
 )
 KINDS: Final = (
     _Kind(
         "stopped",
         "stopped by a signal",
         _rate("stopped_s"),
-        lambda window, s: f"a signal stopped it for {_s(s)} of each second (SIGSTOP, a debugger, a scheduler)",
+        "a signal stopped it for {s} of each second (SIGSTOP, a debugger, a scheduler)",
     ),
     _Kind(
         "throttled",
         "throttled by its cgroup",
         _throttled,
-        lambda window, s: (
-            f"its cgroup throttles it, {_s(s)} of each second{_limit_text(window)}; raise the limit or give the ranks "
-            "fewer threads"
-        ),
+        "its cgroup throttles it, {s} of each second{cores}; raise the limit or give the ranks fewer threads",
     ),
     _Kind(
         "swapping",
         "waiting for swapped memory",
         _swapping,
-        lambda window, s: f"its host swaps, which takes it {_s(s)} of each second; give it more memory, or less to do",
+        "its host swaps, which takes it {s} of each second; give it more memory, or less to do",
     ),
     _Kind(
         "memory",
         "at its memory limit",
         _reclaiming,
-        lambda window, s: (
-            f"its cgroup is at its memory limit{_memory_text(window)}, which takes it {_s(s)} of each second; raise it"
-        ),
+        "its cgroup is at its memory limit{memory}, which takes it {s} of each second; raise it",
     ),
     _Kind(
         "steal",
         "on a processor that others share",
         _rate("steal_s"),
-        lambda window, s: f"the host of its virtual machine gives its processors to others {_s(s)} of each second",
+        "the host of its virtual machine gives its processors to others {s} of each second",
     ),
     _Kind(
         "frequency",
         "on a slow processor",
         _slowed,
-        lambda window, s: (
-            f"its processor runs at {1 - window.rates.get('slowed_s', 0.0):.0%} of its highest frequency; look at its "
-            "cooling, and the limits of its power"
-        ),
+        "its processor runs at {speed:.0%} of its highest frequency; look at its cooling, and the limits of its power",
     ),
     _Kind(
         "collecting",
         "collecting garbage",
         _rate("collected_s"),
-        lambda window, s: (
-            f"Python collects garbage there for {_s(s)} of each second; make fewer objects, or call gc.freeze()"
-        ),
+        "Python collects garbage there for {s} of each second; make fewer objects, or call gc.freeze()",
     ),
     _Kind(
         "faults",
         "in page faults",
         _faulting,
-        lambda window, s: (
-            f"page faults take it {_s(s)} of each second ({window.rates.get('minor_faults', 0.0):.0f} of them); keep "
-            "memory instead of allocating it anew"
-        ),
+        "page faults take it {s} of each second ({faults:.0f} of them); keep memory instead of allocating it anew",
     ),
     _Kind(
         "gil",
         "waiting for the GIL",
         _without_gil,
-        lambda window, s: f"its main thread waits for the GIL {_s(s)} of each second, because another thread computes",
+        "its main thread waits for the GIL {s} of each second, because another thread computes",
     ),
     _Kind(
         "queue",
         "waiting for a processor",
         _queueing,
-        lambda window, s: (
-            f"it waits for a processor {_s(s)} of each second; others have it: look for other programs, and give the "
-            "ranks fewer threads"
-        ),
+        "it waits for a processor {s} of each second; others have it: look for other programs, and give the ranks "
+        "fewer threads",
     ),
     _Kind(
         "loading",
         "loading data",
         _rate("loading_s"),
-        lambda window, s: f"it waits for data {_s(s)} of each second; give its loader more workers, or faster storage",
+        "it waits for data {s} of each second; give its loader more workers, or faster storage",
     ),
     _PACKETS,
     _COMPUTING,

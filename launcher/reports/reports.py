@@ -9,22 +9,21 @@ Most findings are explained first, by a survey of agents:
 - A program has ended, and its process has not: its agent is asked for stacks, unless another report has named the rank.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from hvdlite.blackbox.format import Finding
 
-from ..agents.fields import count, field, figure, printable
+from ..agents.answers import Rank, Status
 from ..agents.link import AgentLink
 from ..screen.screen import Screen
+from ..stream.fields import Figure, line, listed, read
 from .causes import Window, explain, windows
-from .stalls import MOST_ASKED, Missing, Stall, StallReport, name_of, read, read_lingering
+from .stalls import MOST_ASKED, Missing, Stall, StallReport, name_of, read_lingering, read_stall
 from .survey import Survey, Surveys
 
 _CAUSE_S: Final = 3.0  # for an agent to answer
@@ -41,10 +40,17 @@ _TOO_EARLY: Final = "the job ended before there was an answer"
 class _Slow(NamedTuple):
     """A rank that was named, and for which share of the time the others wait for it."""
 
-    rank: int
-    share: float
-    since_s: float
-    text: str
+    rank: Rank
+    share: Figure
+    since_s: Figure
+    said: Annotated[str, line(_MOST_CHARACTERS)]
+
+
+class _Unresponsive(NamedTuple):
+    """For how long no Python of a rank has run, and after how long that is reported."""
+
+    seconds: Figure
+    patience_s: Figure
 
 
 class Reports:
@@ -80,7 +86,9 @@ class Reports:
             then = partial(self._explain, slow)
             self._surveys.begin("evidence", self._ranks, now + _CAUSE_S, then, seconds=seconds)
         elif not (
-            finding.kind == "stall" and (stall := read(finding.facts, len(self._link_of))) and self._report(stall, now)
+            finding.kind == "stall"
+            and (stall := read_stall(finding.facts, len(self._link_of)))
+            and self._report(stall, now)
         ):
             self._show(finding.text)
 
@@ -110,16 +118,17 @@ class Reports:
         def show(survey: Survey, why_silent: str) -> None:
             self._screen.message(*report.lines(survey, why_silent))
 
-        self._surveys.begin("stacks", ranks, now + _STACKS_S, show, more={})
+        self._surveys.begin("stacks", ranks, now + _STACKS_S, show, all=False)
         self.latest, self.latest_at = report.headline, now
         return True
 
     def _find_waiting(self, rank: int, facts: Mapping[str, Any], now: float) -> None:
         """Asks who waits for a rank that is unresponsive. The ``facts`` come from another machine."""
-        seconds, patience_s = facts.get("seconds"), facts.get("patience_s")
-        if type(seconds) is not float or type(patience_s) is not float or not 0 < patience_s <= seconds < math.inf:
+        try:
+            seconds, patience_s = read(_Unresponsive, facts)
+        except ValueError:
             return
-        if self._may_ask("status") and not self._has_named(rank, now - seconds):
+        if 0 < patience_s <= seconds and self._may_ask("status") and not self._has_named(rank, now - seconds):
             then = partial(self._report_unresponsive, rank, seconds, patience_s)
             self._surveys.begin("status", self._ranks, now + _STATUS_S, then)
 
@@ -145,7 +154,7 @@ class Reports:
         self.causes.pop(slow.rank, None)
         if cause.short:
             self.causes[slow.rank] = cause.short
-        self._show(f"{slow.text}: {cause.text}")
+        self._show(f"{slow.said}: {cause.text}")
 
     def _show(self, text: str) -> None:
         self.latest, self.latest_at = text, time.monotonic()
@@ -155,15 +164,14 @@ class Reports:
 def _slow(facts: Mapping[str, Any]) -> _Slow | None:
     """None if a finding has no facts of a slow rank."""
     with suppress(ValueError):
-        text = printable(field(facts, "said", str)[:_MOST_CHARACTERS])
-        return _Slow(count(facts, "rank"), figure(facts, "share"), figure(facts, "since_s"), text)
+        return read(_Slow, facts)
     return None
 
 
 def _waits(answer: object, at_least_s: float) -> Iterator[tuple[int, list[str]]]:
     """The ranks that have waited for so long, and for which names, of what their agent answered."""
-    for status in answer if isinstance(answer, list) else ():
-        with suppress(TypeError, ValueError):
-            rank, names = count(status, "rank"), field(status, "names", list)
-            if figure(status, "waiting_s") >= at_least_s:
-                yield rank, [name_of(name) for name in names[:_MOST_NAMES]]
+    for each in listed(answer):
+        with suppress(ValueError):
+            status = read(Status, each)
+            if status.waiting_s >= at_least_s:
+                yield status.rank, [name_of(name) for name in status.names[:_MOST_NAMES]]

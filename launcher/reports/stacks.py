@@ -1,18 +1,14 @@
 """Texts about where the threads of ranks are, of what agents answered (`launcher.agent.inspection.look`).
 
-Agents run on other machines and may send anything, so each field is checked and shortened. Threads with equal stacks
-are shown once, with their ranks.
+Threads with equal stacks are shown once, with their ranks.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final, NamedTuple
 
 from hvdlite.members.ranges import named
 
-from ..agents.fields import printable
+from ..stream.fields import Count, Short, Yes, each, integer, read, record, row, short
 
 INNERMOST_FIRST: Final = "(the innermost call of each stack is on top)"
 _WIDTH: Final = 200  # characters of a line
@@ -35,8 +31,7 @@ _MOVED: Final = "goes on, and was here for a moment"
 _STARVED: Final = "gets no processor, or waits for its memory to be read from a disk"
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a stack."""
 
     file: str
@@ -52,28 +47,79 @@ class Call:
         return f'File "{self.file}", line {self.line}, in {self.function}'[:_WIDTH]
 
 
-@dataclass(frozen=True)
-class ThreadOfRank:
-    """One thread, and what it does."""
-
-    name: str
-    is_main: bool
-    does: str
-    calls: tuple[Call, ...]
+_call: Final = row(Call, (short, integer(0, 1 << 63), short))
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What an agent saw of a rank."""
+class Thread(NamedTuple):
+    """One thread, as the kernel and Python describe it."""
 
-    rank: int
-    host: str
-    pid: int
-    words: tuple[str, ...]
-    """What is special about the process."""
-    threads: tuple[ThreadOfRank, ...]
-    ours: str
-    """The folder of hvdlite."""
+    name: Short = ""
+    is_main: Yes = False
+    state: Short = ""
+    syscall: Short = ""
+    wchan: Short = ""
+    calls: Annotated[tuple[Call, ...], each(_call, _MOST_CALLS)] = ()
+    moved: Yes = False
+    awake: Yes = False
+
+    @property
+    def does(self) -> str:
+        """The state in words: "sleeps in futex (futex_wait_queue)"."""
+        if self.moved:
+            return _MOVED
+        words = _STATES.get(self.state, _NO_STATE)
+        if self.state == "S" and self.awake:
+            words += " again and again"
+        if self.state in ("S", "D") and (self.syscall or self.wchan):
+            words += f" in {self.syscall}" if self.syscall else ""
+            words += f" ({self.wchan})" if self.wchan else ""
+        return words
+
+
+_threads: Final = each(record(Thread), _MOST_THREADS)
+
+
+class Child(NamedTuple):
+    """A process below one that is no rank yet."""
+
+    pid: Count = 0
+    command: Short = ""
+    tracer: Short = ""
+    threads: Annotated[tuple[Thread, ...], _threads] = ()
+
+    def __str__(self) -> str:
+        does = self.threads[0].does if self.threads else _NO_STATE
+        traced = f", and is traced by {self.tracer}" if self.tracer else ""
+        return f"{self.command!r}, process {self.pid}, which {does}{traced}"
+
+
+class Looked(NamedTuple):
+    """What an agent saw of a rank; ``ours`` is the folder of hvdlite."""
+
+    rank: Count
+    host: Short
+    pid: Count = 0
+    tracer: Short = ""
+    reads_stdin: Yes = False
+    way: Short = ""
+    is_starved: Yes = False
+    why: Short = ""
+    ours: Short = ""
+    threads: Annotated[tuple[Thread, ...], _threads] = ()
+    children: Annotated[tuple[Child, ...], each(record(Child), _MOST_CHILDREN)] = ()
+
+    @property
+    def words(self) -> Iterator[str]:
+        """What is special about the process."""
+        if self.tracer:
+            yield f"is traced by {self.tracer}"
+        if self.reads_stdin:
+            yield "waits for input: it reads stdin"
+        if self.why:
+            yield f"has no stacks: {self.why}"
+        if self.way == "signal":
+            yield f"{_STARVED if self.is_starved else 'holds the GIL in native code'}: no Python of it runs"
+        yield from (f"has started {child}" for child in self.children)
 
     @property
     def place(self) -> Call | None:
@@ -87,23 +133,22 @@ class Looked:
 
 def looked(rank: int, host: str, answer: object) -> Looked:
     """Reads the ``answer`` of the agent of ``host`` about ``rank``, whatever it is."""
-    fields = answer if isinstance(answer, Mapping) else {}
-    threads = [_thread(each) for each in _list(fields.get("threads"))[:_MOST_THREADS]]
-    return Looked(
-        rank, host, _number(fields.get("pid")), tuple(_words(fields)), tuple(threads), _text(fields.get("ours"))
-    )
+    try:
+        return read(Looked, {**(answer if isinstance(answer, dict) else {}), "rank": rank, "host": host})
+    except ValueError as error:
+        return Looked(rank, host, why=str(error))
 
 
 def as_lines(ranks: Sequence[Looked]) -> Iterator[str]:
-    """What is to be said of ``ranks``: first what is special about some, then the stacks, equal ones once."""
-    for each in ranks:
-        where = f"rank {each.rank} on {each.host}, process {each.pid},"
-        yield from (f"{where} {word}"[:_WIDTH] for word in each.words)
+    """The lines about ``ranks``: first what is special about some, then the stacks, equal ones once."""
+    for look in ranks:
+        where = f"rank {look.rank} on {look.host}, process {look.pid},"
+        yield from (f"{where} {word}"[:_WIDTH] for word in look.words)
     groups: dict[tuple[bool, str, tuple[Call, ...]], list[tuple[int, str]]] = {}
-    for each in ranks:
-        for thread in each.threads:
+    for look in ranks:
+        for thread in look.threads:
             key = (not thread.is_main, "" if thread.is_main else thread.name, thread.calls)
-            groups.setdefault(key, []).append((each.rank, thread.does))
+            groups.setdefault(key, []).append((look.rank, thread.does))
     order = sorted(groups.items(), key=lambda group: (min(rank for rank, _ in group[1]), group[0][0]))
     for (is_other, name, calls), members in order[:_MOST_STACKS]:
         which = f"thread {name!r}" if is_other and name else "a thread" if is_other else "the main thread"
@@ -121,59 +166,3 @@ def _done(members: Sequence[tuple[int, str]]) -> str:
     if len(ranks_of) == 1:
         return members[0][1]
     return ", ".join(f"{does} ({named(ranks)})" for does, ranks in ranks_of.items())
-
-
-def _words(fields: Mapping[str, Any]) -> Iterator[str]:
-    if tracer := _text(fields.get("tracer")):
-        yield f"is traced by {tracer}"
-    if fields.get("reads_stdin") is True:
-        yield "waits for input: it reads stdin"
-    if why := _text(fields.get("why")):
-        yield f"tells no stacks: {why}"
-    if fields.get("way") == "signal":
-        is_starved = fields.get("is_starved") is True
-        yield f"{_STARVED if is_starved else 'holds the GIL in native code'}: no Python of it runs"
-    for child in _list(fields.get("children"))[:_MOST_CHILDREN]:
-        if isinstance(child, Mapping):
-            threads = [_thread(each) for each in _list(child.get("threads"))[:1]]
-            does = threads[0].does if threads else _NO_STATE
-            tracer = _text(child.get("tracer"))
-            traced = f", and is traced by {tracer}" if tracer else ""
-            who = f"{_text(child.get('command'))!r}, process {_number(child.get('pid'))}"
-            yield f"has started {who}, which {does}{traced}"
-
-
-def _thread(fields: object) -> ThreadOfRank:
-    told = fields if isinstance(fields, Mapping) else {}
-    calls = [
-        Call(_text(each[0]), _number(each[1]), _text(each[2]))
-        for each in _list(told.get("calls"))[:_MOST_CALLS]
-        if isinstance(each, list) and len(each) == 3
-    ]
-    return ThreadOfRank(_text(told.get("name")), told.get("is_main") is True, _does(told), tuple(calls))
-
-
-def _does(fields: Mapping[str, Any]) -> str:
-    """The state of a thread in words: "sleeps in futex (futex_wait_queue)"."""
-    state, syscall, wchan = (_text(fields.get(name)) for name in ("state", "syscall", "wchan"))
-    if fields.get("moved") is True:
-        return _MOVED
-    words = _STATES.get(state, _NO_STATE)
-    if state == "S" and fields.get("awake") is True:
-        words += " again and again"
-    if state in ("S", "D") and (syscall or wchan):
-        words += f" in {syscall}" if syscall else ""
-        words += f" ({wchan})" if wchan else ""
-    return words
-
-
-def _text(value: object) -> str:
-    return printable(value[:_WIDTH]) if isinstance(value, str) else ""
-
-
-def _number(value: object) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 63 else 0
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

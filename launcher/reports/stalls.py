@@ -1,4 +1,4 @@
-"""What is said of a stall: which ranks did not submit which tensors, and where their threads are."""
+"""The report of a stall: which ranks did not submit which tensors, and where their threads are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hvdlite.blackbox.format import printable
 from hvdlite.members.ranges import named
 from hvdlite.negotiation.delays.circle import circle_text
 
-from ..agents.fields import printable
 from ..agents.link import AgentLink, Question
 from .stacks import INNERMOST_FIRST, Looked, as_lines, looked
 from .survey import Survey
@@ -57,7 +57,7 @@ class Stall:
         return sorted({rank for part in self.parts for rank in part.ranks} | {rank for rank, _ in self.circle})
 
 
-def read(facts: Mapping[str, Any], size: int) -> Stall | None:
+def read_stall(facts: Mapping[str, Any], size: int) -> Stall | None:
     """Reads the facts of a finding, which come from another machine; None if they are not those of a stall."""
     try:
         parts = tuple(_missing(each, size) for each in facts["waits"][:_MOST_MISSING])

@@ -19,7 +19,7 @@ from hvdlite.members.ranges import shortened
 
 AHEAD_S: Final = 0.5  # for the first rank to catch up
 QUIET_S: Final = 2.0  # a traceback that does not go on for so long has ended
-TOLD_S: Final = 0.5  # for further ranks that have the same
+REPORT_S: Final = 0.5  # for further ranks that have the same
 RECENT_S: Final = 30.0  # what is longer ago has left the screen
 _MAX_LINES: Final = 2000  # of one traceback
 _MAX_REST: Final = 20  # lines behind one, which may be the rest of its message
@@ -65,7 +65,7 @@ class _Traceback:
     end: int = 0
     is_linked: bool = False  # another one follows that belongs to it
     is_closed: bool = False  # no more can come
-    same: set[int] = field(default_factory=set)  # ranks that wrote the same, and have not been told of
+    same: set[int] = field(default_factory=set)  # ranks that wrote the same and were not reported yet
 
     def add(self, text: bytes, line: bytes, now: float) -> None:
         """Adds the next line. Too many lines that do not belong to a traceback end it."""
@@ -104,13 +104,13 @@ class Repeats:
         self._leaders: dict[int, _Traceback] = {}  # ranks whose traceback is shown as it comes
         self._followers: dict[int, _Follower] = {}
         self._pids: dict[int, re.Pattern[bytes]] = {}
-        self._tell_at: float | None = None
+        self._report_at: float | None = None
 
     @property
     def deadline(self) -> float | None:
         """The time of the next `tick`, or None."""
         times = [follower.changed + self._patience_s(follower) for follower in self._followers.values()]
-        return min(times if self._tell_at is None else [*times, self._tell_at], default=None)
+        return min(times if self._report_at is None else [*times, self._report_at], default=None)
 
     def name(self, rank: int, pid: int) -> None:
         """Process ``pid`` is ``rank``."""
@@ -118,7 +118,7 @@ class Repeats:
 
     def concerns(self, rank: int, texts: Sequence[bytes]) -> bool:
         """False if `feed` would just show ``texts``; cheaper than `feed`."""
-        is_busy = rank in self._followers or rank in self._leaders or self._tell_at is not None
+        is_busy = rank in self._followers or rank in self._leaders or self._report_at is not None
         return is_busy or any(b"Traceback (" in text or text.startswith(b'  File "') for text in texts)
 
     def feed(self, rank: int, texts: Iterable[bytes], now: float) -> Iterator[Line | Same]:
@@ -144,14 +144,14 @@ class Repeats:
         for rank, follower in tuple(self._followers.items()):
             if now >= follower.changed + self._patience_s(follower):
                 yield from self._decide(rank, now)
-        if self._tell_at is not None and now >= self._tell_at:
-            yield from self._tell()
+        if self._report_at is not None and now >= self._report_at:
+            yield from self._report()
 
     def flush(self, now: float) -> Iterator[Line | Same]:
         """All lines that are still held."""
         for rank in tuple(self._followers):
             yield from self._decide(rank, now)
-        yield from self._tell()
+        yield from self._report()
 
     def _follow(self, rank: int, text: bytes, bare: bytes, line: bytes, now: float) -> Iterator[Line | Same]:
         follower = self._followers[rank]
@@ -201,7 +201,7 @@ class Repeats:
         common = _common(known.lines, follower.lines)
         if 0 < known.end <= common:
             known.same.add(rank)
-            self._tell_at = now + TOLD_S
+            self._report_at = now + REPORT_S
             yield from self._show(rank, follower.texts[common:])
             return
         yield from self._show(rank, follower.texts)
@@ -216,11 +216,11 @@ class Repeats:
 
     def _show(self, rank: int, texts: Sequence[bytes]) -> Iterator[Line | Same]:
         if texts and any(rank in known.same for known in self._known):
-            yield from self._tell()
+            yield from self._report()
         yield from (Line(rank, text) for text in texts)
 
-    def _tell(self) -> Iterator[Line | Same]:
-        self._tell_at = None
+    def _report(self) -> Iterator[Line | Same]:
+        self._report_at = None
         for known in self._known:
             if known.same:
                 yield Same(tuple(sorted(known.same)), known.rank, known is self._known[-1])

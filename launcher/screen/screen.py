@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from ..agents.fields import printable
+from hvdlite.blackbox.format import printable
+
+from ..stream.loop import Loop
 from ..stream.sink import Sink
 from .last_words import Crash
 from .output import LineAssembler, Stream, prefix
@@ -31,17 +33,25 @@ _CURSOR_MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]")  # every cont
 
 
 class Screen:
-    """Shows the output of the workers on ``stdout`` and ``stderr``."""
+    """Shows the output of the workers on ``stdout`` and ``stderr``; ``loop`` writes what their readers do not take."""
 
-    def __init__(self, stdout: int, stderr: int, environment: Mapping[str, str], *, has_timestamps: bool) -> None:
+    def __init__(
+        self,
+        stdout: int,
+        stderr: int,
+        environment: Mapping[str, str],
+        *,
+        has_timestamps: bool,
+        loop: Loop | None = None,
+    ) -> None:
         self._has_timestamps = has_timestamps
         is_smart = environment.get("TERM") != "dumb"
         self._terminal = {Stream.STDOUT: is_smart and os.isatty(stdout), Stream.STDERR: is_smart and os.isatty(stderr)}
         self._is_coloured = not environment.get("NO_COLOR")
         # Two sinks of one terminal or pipe would overtake each other in the middle of a line.
         is_one = os.path.sameopenfile(stdout, stderr)
-        err = Sink(stderr, "the output" if is_one else "stderr")
-        out = err if is_one else Sink(stdout, "stdout")
+        err = Sink(stderr, "the output" if is_one else "stderr", loop=loop)
+        out = err if is_one else Sink(stdout, "stdout", loop=loop)
         self._sinks = {Stream.STDOUT: out, Stream.STDERR: err}
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._shown_at: dict[tuple[int, Stream], float] = {}
@@ -60,11 +70,6 @@ class Screen:
         """The time at which `redraw` is due without new output, or None."""
         times = [prompt.due for prompt in self._prompts.values()] + [each.deadline for each in self._repeats.values()]
         return min((when for when in times if when is not None), default=None)
-
-    @property
-    def waiting(self) -> list[Sink]:
-        """The sinks with output that waits for their reader."""
-        return [sink for sink in self._all_sinks() if sink.waiting_bytes]
 
     def tail(self, rank: int) -> list[str]:
         """The last lines that ``rank`` wrote to `stream_of_tail`."""
@@ -144,6 +149,11 @@ class Screen:
             if bar != self._drawn.get(sink, b"") and not sink.waiting_bytes and not any(self._open_on(sink)):
                 sink.write((_CLEAR if sink in self._drawn else b"") + bar)
                 self._set_drawn(sink, bar)
+
+    def leave_loop(self) -> None:
+        """Keeps what cannot be written until `close`: the loop is about to end."""
+        for sink in self._all_sinks():
+            sink.leave()
 
     def close(self, patience_s: float) -> None:
         """Writes what is left, reports what was lost, and closes the sinks."""

@@ -5,12 +5,14 @@ A spawner turns a host into a command whose stdin and stdout are the agent's, an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ..where.hosts import Host, is_local
-from . import local, srun, ssh
+from . import srun, ssh
+from .boot import boot_here
 from .ssh import SshOptions
 
 __all__ = ["Spawner", "SshOptions", "spawner_of", "ways_to"]
@@ -33,7 +35,12 @@ class Spawner:
     noise: str = ""
 
 
-_LOCAL: Final = Spawner(lambda host: is_local(host.name), local.agent_command, local.explain, is_remote=False)
+_LOCAL: Final = Spawner(  # a child of hvdrun
+    lambda host: is_local(host.name),
+    lambda host, options: [sys.executable, *boot_here()],
+    lambda host, said, code: ssh.ended("its agent", said, code),
+    is_remote=False,
+)
 _SRUN: Final = Spawner(
     lambda host: bool(host.slurm_job),
     srun.agent_command,

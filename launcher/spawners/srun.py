@@ -17,7 +17,7 @@ from hvdlite.launched_by.slurm import not_of_the_job
 from ..agent.ending.guard import SCHEDULED
 from ..where.hosts import Host
 from .boot import line_elsewhere
-from .ssh import SshOptions
+from .ssh import SshOptions, advised, ended
 
 _OPTIONS: Final = (
     "--overlap",  # the script that runs hvdrun is a step as well
@@ -52,10 +52,4 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
     """One line: why srun, or the Python on the node, ended with ``code``, and what to do about it."""
-    for sign, advice in _ADVICE:
-        for line in said:
-            if sign in line:
-                return f"{line.strip().rstrip('.')}; {advice.format(name=host.name)}"
-    last = " ".join(said[-1:]).rstrip(".")
-    how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}"
-    return f"srun {how}: {last or 'it said nothing'}"
+    return advised(_ADVICE, host, said) or ended("srun", said, code)

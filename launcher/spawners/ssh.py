@@ -6,7 +6,7 @@ through the connection. ssh uses the first value of an option, so the user's com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,12 +61,24 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
     """One line: why ssh, or the remote Python, ended with ``code``, and what to do about it."""
-    for sign, advice in _ADVICE:
-        for line in said:
-            if sign in line:
-                return f"{line.strip().rstrip('.')}; {advice.format(target=host.address, name=host.name)}"
+    if known := advised(_ADVICE, host, said):
+        return known
     if code == _NOT_FOUND:
         return "no Python was found there; name one with --remote-python"
+    return f"{ended('ssh', said, code)}; try ssh {host.address}"
+
+
+def advised(advice: Iterable[tuple[str, str]], host: Host, said: Sequence[str]) -> str:
+    """The first line that has a sign of ``advice``, and the advice; empty if there is none."""
+    for sign, text in advice:
+        for line in said:
+            if sign in line:
+                return f"{line.strip().rstrip('.')}; {text.format(target=host.address, name=host.name)}"
+    return ""
+
+
+def ended(program: str, said: Sequence[str], code: int) -> str:
+    """How ``program`` ended, and its last line."""
     last = " ".join(said[-1:]).rstrip(".")
     how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}"
-    return f"ssh {how}: {last or 'it said nothing'}; try ssh {host.address}"
+    return f"{program} {how}: {last or 'it wrote nothing'}"

@@ -4,8 +4,6 @@ Ranks of one job talk to each other in formats that may change from version to v
 version of hvdlite, the same ABI of its native library and the same minor version of Python.
 """
 
-# Without the __future__ import of annotations: `fields.read` takes the checks from the evaluated ones.
-
 import os
 import socket
 import sys
@@ -20,14 +18,12 @@ from hvdlite.host.hostid import kernel_host_id
 from hvdlite.members.topology import MAX_RANKS
 from hvdlite.version import NATIVE_ABI, __version__
 
-from .fields import integer, text
+from .fields import Count, integer, text
 
-PROTOCOL: Final = 6  # of the messages between hvdrun and agents
-_ANY: Final = 1 << 63
+PROTOCOL: Final = 7  # of the messages between hvdrun and agents
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
 _Text = Annotated[str, text(4096)]  # the names of MAX_GPUS fit
-_Count = Annotated[int, integer(0, _ANY)]
 
 
 def _gpus(value: Any) -> Any:
@@ -43,9 +39,9 @@ class Hello(NamedTuple):
     the GPUs that it sees, as CUDA_VISIBLE_DEVICES lists them.
     """
 
-    protocol: _Count
+    protocol: Count
     version: _Text
-    native_abi: _Count
+    native_abi: Count
     python: _Text
     executable: _Text
     folder: _Text
@@ -53,7 +49,6 @@ class Hello(NamedTuple):
     machine: _Text
     cores: Annotated[int, integer(1, MAX_RANKS)]
     gpus: Annotated[str, _gpus]
-    free_memory_bytes: _Count
 
     @classmethod
     def describe(cls) -> Self:
@@ -69,7 +64,6 @@ class Hello(NamedTuple):
             machine=_machine(),
             cores=len(os.sched_getaffinity(0)),
             gpus=",".join(visible_gpus(os.environ)),
-            free_memory_bytes=_free_memory_bytes(),
         )
 
     def misfit(self, own: Self) -> str:
@@ -108,14 +102,3 @@ def _machine() -> str:
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
-
-
-def _free_memory_bytes() -> int:
-    with (
-        suppress(OSError),
-        open("/proc/meminfo") as lines,
-    ):  # importing psutil would take longer
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0

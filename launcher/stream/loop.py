@@ -45,20 +45,28 @@ class Timer:
 
 
 class Loop:
-    """Calls functions of descriptors and timers. A descriptor is watched for one thing; duplicate it for both."""
+    """Calls functions of descriptors and timers. A descriptor has a function for each of `READ` and `WRITE`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: set[Timer] = set()  # those that have a time, a dozen at most
 
-    def watch(self, descriptor: int, react: Callable[[], None], events: int = READ) -> None:
-        """Has ``react`` called when ``descriptor`` is ready; does nothing if it is watched already."""
-        if descriptor not in self._selector.get_map():
-            self._selector.register(descriptor, events, react)
+    def watch(self, descriptor: int, react: Callable[[], None], event: int = READ) -> None:
+        """Has ``react`` called when ``descriptor`` is ready; does nothing if it is watched for that already."""
+        key = self._selector.get_map().get(descriptor)
+        if key is None:
+            self._selector.register(descriptor, event, {event: react})
+        elif event not in key.data:
+            self._selector.modify(descriptor, key.events | event, {**key.data, event: react})
 
-    def unwatch(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int, event: int = READ) -> None:
         """Forgets ``descriptor``, if it is watched. Call it before the descriptor is closed."""
-        if descriptor in self._selector.get_map():
+        key = self._selector.get_map().get(descriptor)
+        if key is None or event not in key.data:
+            return
+        if left := {other: react for other, react in key.data.items() if other != event}:
+            self._selector.modify(descriptor, key.events & ~event, left)
+        else:
             self._selector.unregister(descriptor)
 
     def at(self, when: float | None, call: Callable[[], None]) -> Timer:
@@ -72,10 +80,11 @@ class Loop:
         wake_at = min((timer.when for timer in self._timers), default=inf)
         if until is not None:
             wake_at = min(wake_at, until)
-        for key, _ in self._selector.select(None if wake_at == inf else max(0.0, wake_at - time.monotonic())):
-            # An earlier one of this turn may have closed it, and may even have opened another of the same number.
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
+        for key, events in self._selector.select(None if wake_at == inf else max(0.0, wake_at - time.monotonic())):
+            for event, react in key.data.items():
+                # An earlier function may have closed the descriptor, and may even have opened another of its number.
+                if event & events and self._selector.get_map().get(key.fd) is key:
+                    react()
         now = time.monotonic()
         for timer in sorted(self._timers, key=lambda timer: timer.when):
             if timer.when <= now:  # an earlier one may have moved it

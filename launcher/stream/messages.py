@@ -14,8 +14,6 @@ from anywhere. Two things it cannot check: whether a rank is one of the agent's,
 as they are, behind the numbers of their message; everything else is JSON.
 """
 
-# Without the __future__ import of annotations: `read` takes the checks from the evaluated ones.
-
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -24,7 +22,23 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 from hvdlite.blackbox.format import FINDING_BYTES, NBYTES, Finding
 from hvdlite.blackbox.times import MOST_S, Spent
 
-from .fields import each, exactly, integer, line, mapping, number, one_of, optional, parse_fields, read, row, text
+from .fields import (
+    Figure,
+    Line,
+    Yes,
+    each,
+    exactly,
+    integer,
+    line,
+    mapping,
+    number,
+    one_of,
+    optional,
+    parse_fields,
+    read,
+    row,
+    text,
+)
 from .frames import FrameError, FrameReader, pack
 from .hello import Hello
 from .signals import ANNOUNCING, ENDING
@@ -45,11 +59,8 @@ blame: Final = row(lambda rank, fate: (rank, fate), (_is_number, line()))
 
 Number = Annotated[int, _is_number]
 Pid = Annotated[int, integer(1, _MOST_PID)]
-Seconds = Annotated[float, number()]
-Yes = Annotated[bool, _is_bool]
 Text = Annotated[str, _is_text]
 Texts = Annotated[Mapping[str, str], _texts]
-Line = Annotated[str, line()]
 Json = Annotated[Any, lambda value: value]
 Bytes = Annotated[bytes, exactly(bytes)]
 
@@ -80,7 +91,7 @@ class Start(NamedTuple):
     inherits: Yes
     listen: Texts
     workers: Annotated[tuple[WorkerStart, ...], each(row(WorkerStart, (_is_number, _texts, _is_bool)), _MOST_NUMBER)]
-    grace_s: Seconds
+    grace_s: Figure
     keeps_boxes: Yes
 
 
@@ -94,8 +105,8 @@ class Signal(NamedTuple):
 class End(NamedTuple):
     """End what the workers left behind: SIGTERM after ``patience_s``, SIGKILL ``grace_s`` later."""
 
-    patience_s: Seconds
-    grace_s: Seconds
+    patience_s: Figure
+    grace_s: Figure
 
 
 class Ask(NamedTuple):
@@ -109,7 +120,7 @@ class Ask(NamedTuple):
 class Lease(NamedTuple):
     """hvdrun lives, and has sent this at ``sent``; it will send the next within ``for_s``, None for at any time."""
 
-    sent: Seconds
+    sent: Figure
     for_s: Annotated[float | None, optional(number())]
 
 
@@ -185,7 +196,7 @@ class Exited(NamedTuple):
     rank: Number
     pid: Pid
     code: Annotated[int, integer(-_MOST_CODE, _MOST_CODE)]
-    time: Seconds
+    time: Figure
     is_oom: Yes
     ended_by: Annotated[tuple[int, str] | None, optional(blame)]
     agent: Line
@@ -205,8 +216,8 @@ class Answer(NamedTuple):
 class Alive(NamedTuple):
     """The answer to the `Lease` that was ``sent`` then: ``time`` is now on the monotonic clock of the host."""
 
-    sent: Seconds
-    time: Seconds
+    sent: Figure
+    time: Figure
 
 
 class Signalled(NamedTuple):
@@ -244,7 +255,7 @@ class Found(NamedTuple):
 
 
 class Box(NamedTuple):
-    """The black box of ``rank``, which has ended: see `launcher.agent.inspection.packing`."""
+    """The black box of ``rank``, which has ended: see `launcher.agent.inspection.watch.packed`."""
 
     rank: Number
     at: Annotated[float, number()]

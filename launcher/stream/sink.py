@@ -1,8 +1,8 @@
 """Writes to a descriptor without ever waiting for its reader.
 
 Training must not wait for a terminal that is stopped with Ctrl-S or a pager that nobody scrolls. Output that cannot be
-written is kept up to a limit; beyond it, it is dropped and counted. The file is reopened where Linux allows it, because
-O_NONBLOCK belongs to the open file and not to the descriptor, and the shell shares ours.
+written is kept up to a limit, and a loop writes it; beyond the limit it is dropped and counted. The file is reopened
+where Linux allows it, because O_NONBLOCK belongs to the open file and not to the descriptor, and the shell shares ours.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import os
 import select
 import stat
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+
+from .loop import WRITE, Loop
 
 LIMIT_BYTES: Final = 64 << 20
 _WRITE_BYTES: Final = 64 << 10
@@ -20,9 +23,19 @@ _TOO_SLOW: Final = "its reader is too slow"
 
 
 class Sink:
-    """An output that never blocks; ``name`` is for messages."""
+    """An output that never blocks; ``name`` is for messages.
 
-    def __init__(self, descriptor: int, name: str, limit_bytes: int = LIMIT_BYTES) -> None:
+    ``loop`` writes what is kept, and ``changed`` is called after each attempt to write.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        name: str,
+        limit_bytes: int = LIMIT_BYTES,
+        loop: Loop | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self.lost_bytes = 0
         self.problem = ""  # why bytes were lost, empty while none were
@@ -30,6 +43,7 @@ class Sink:
         self._queued_bytes = 0
         self._limit_bytes = limit_bytes
         self._is_broken = False
+        self._loop, self._changed = loop, changed
         self._descriptor, self._is_ours, self._step = _open_anew(descriptor)
 
     def fileno(self) -> int:
@@ -45,16 +59,35 @@ class Sink:
         if self._is_broken or self._queued_bytes + len(data) > self._limit_bytes:
             self.lost_bytes += len(data)
             self.problem = self.problem or _TOO_SLOW
+            self._changed()
             return
         if not data:
             return
         self._queue.append(data)
         self._queued_bytes += len(data)
         if len(self._queue) == 1:
-            self.flush()
+            self._write()
+        self._balance()
 
     def flush(self) -> None:
         """Writes what can be written without waiting."""
+        self._write()
+        self._balance()
+
+    def leave(self) -> None:
+        """Leaves the loop; what is kept waits for `drain` from now on."""
+        if self._loop is not None:
+            self._loop.unwatch(self._descriptor, WRITE)
+            self._loop = None
+
+    def _balance(self) -> None:
+        if self._loop is not None and self._queue:
+            self._loop.watch(self._descriptor, self.flush, WRITE)
+        elif self._loop is not None:
+            self._loop.unwatch(self._descriptor, WRITE)
+        self._changed()
+
+    def _write(self) -> None:
         try:
             while self._queue and self._is_ready(0):
                 written = os.write(self._descriptor, self._queue[0][: self._step])
@@ -70,11 +103,12 @@ class Sink:
     def drain(self, patience_s: float) -> None:
         """Writes everything that is kept, until the reader has accepted nothing for ``patience_s``."""
         while self._queue and self._is_ready(patience_s):
-            self.flush()
+            self._write()
         if self._queue:
             self._drop(_TOO_SLOW)
 
     def close(self) -> None:
+        self.leave()
         if self._is_ours:
             os.close(self._descriptor)
             self._is_ours = False

@@ -26,9 +26,9 @@ def timeline(
     Several FILES, as in F.rank*, are those of ranks. They are joined in F, by one clock.
     """
     # Imported here, for no job needs them, and every one would start later.
+    from hvdlite.blackbox.format import printable
     from hvdlite.host.descriptors import write
 
-    from ..agents.fields import printable
     from .joining import join
     from .picture import draw
     from .summary import describe

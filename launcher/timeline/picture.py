@@ -11,7 +11,8 @@ from html import escape
 from math import floor, log10
 from typing import Final
 
-from ..agents.fields import printable
+from hvdlite.blackbox.format import printable
+
 from .trace import LANES, Batch, RankTrace, first_us
 
 _LEFT: Final = 96

@@ -11,8 +11,8 @@ import click
 @click.command(
     "stacks",
     short_help="Show where the threads of a running job are.",
-    epilog="A rank that runs Python tells its stacks itself, within a second. Of one that holds the GIL in native code "
-    "they come by a signal, if the program has left one.",
+    epilog="A rank that runs Python reports its stacks within a second. A rank that holds the GIL in native code "
+    "dumps them on a signal, if the program has left one free.",
 )
 @click.argument("pid", type=int, required=False)
 @click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Only this one, or these.")
@@ -38,15 +38,15 @@ def stacks(pid: int | None, ranks: tuple[int, ...], shows_all: bool) -> None:
 
 
 def _shown(answers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of what the agents answered, which may be anything."""
-    from ..agents.fields import shown
+    """The lines of the agents' answers, which may be anything."""
     from ..reports.stacks import INNERMOST_FIRST, as_lines, looked
+    from ..stream.fields import shown
 
     looks, problems = [], []
     for answer in answers:
-        host, told = shown(answer.get("host")), answer.get("answer")
-        if isinstance(told, dict):
-            looks += [looked(int(rank), host, each) for rank, each in told.items() if rank.isdecimal()]
+        host, ranks = shown(answer.get("host")), answer.get("answer")
+        if isinstance(ranks, dict):
+            looks += [looked(int(rank), host, each) for rank, each in ranks.items() if rank.isdecimal()]
         else:
             problems.append(f"{f'{host}: ' if 'host' in answer else ''}{shown(answer.get('error'))}")
     if any(thread.calls for look in looks for thread in look.threads):

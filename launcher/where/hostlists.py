@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from hvdlite.errors import BadHostSpec
 
-from .hosts import Host, parse_hosts, read_hostfile
+from .hosts import Host, lines_of, parse_hosts, read_hostfile
 
 _NAME_HOSTS: Final = "name hosts yourself with -H"
 
@@ -38,11 +37,6 @@ def hosts_of(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """The hosts of the first list in ``environ``; none if there is no list. Raises BadHostSpec for an invalid one."""
     found = list_of(environ)
     return found.of(environ[found.variable], found.variable) if found else ()
-
-
-def _file_of_mpi(path: str, variable: str) -> tuple[Host, ...]:
-    """``node1 slots=4`` on each line, or ``node1:4``."""
-    return read_hostfile(path, variable)
 
 
 def _host_of_each_slot(path: str, variable: str) -> tuple[Host, ...]:
@@ -74,9 +68,9 @@ def _names(text: str, variable: str) -> tuple[Host, ...]:
 
 
 LISTS: Final = (
-    HostList("Open MPI, or the MPI Operator", "OMPI_MCA_orte_default_hostfile", _file_of_mpi),
-    HostList("MPICH", "HYDRA_HOST_FILE", _file_of_mpi),
-    HostList("Intel MPI", "I_MPI_HYDRA_HOST_FILE", _file_of_mpi),
+    HostList("Open MPI, or the MPI Operator", "OMPI_MCA_orte_default_hostfile", read_hostfile),
+    HostList("MPICH", "HYDRA_HOST_FILE", read_hostfile),
+    HostList("Intel MPI", "I_MPI_HYDRA_HOST_FILE", read_hostfile),
     HostList("LSF", "LSB_DJOB_RANKFILE", _host_of_each_slot, ("LSB_JOBID",)),
     HostList("LSF", "LSB_MCPU_HOSTS", _names_and_counts, ("LSB_JOBID",)),
     HostList("LSF", "LSB_HOSTS", _names, ("LSB_JOBID",)),
@@ -92,12 +86,7 @@ def _hosts(slots: Mapping[str, int], variable: str) -> tuple[Host, ...]:
 
 
 def _lines(path: str, variable: str) -> list[str]:
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BadHostSpec(f"{variable}={path} cannot be read: {reason}; {_NAME_HOSTS}.") from None
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in lines_of(path, f"{variable}={path}", f"; {_NAME_HOSTS}") if line.strip()]
 
 
 def _count(text: str, where: str) -> int:

@@ -65,16 +65,21 @@ def read_hostfile(path: str, source: str = "--hostfile") -> tuple[Host, ...]:
 
     Raises BadHostSpec naming the line that is wrong, or why the file cannot be read.
     """
-    try:
-        lines = Path(path).read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BadHostSpec(f"{source} {path} cannot be read: {reason}.") from None
+    lines = lines_of(path, f"{source} {path}")
     specs = ((f"{source} {path}, line {number}", line.partition("#")[0]) for number, line in enumerate(lines, 1))
     hosts = _parse(((place, spec) for place, spec in specs if spec.strip()), _WRITE_LINE)
     if not hosts:
         raise BadHostSpec(f"{source} {path} lists no host; {_WRITE_LINE}.")
     return hosts
+
+
+def lines_of(path: str, what: str, advice: str = "") -> list[str]:
+    """The lines of a file. Raises BadHostSpec that names ``what`` cannot be read, with ``advice``."""
+    try:
+        return Path(path).read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadHostSpec(f"{what} cannot be read: {reason}{advice}.") from None
 
 
 def is_local(name: str) -> bool:

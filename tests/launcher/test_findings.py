@@ -14,6 +14,7 @@ from hvdlite.launcher.doctor.report import as_json, describe
 from hvdlite.launcher.doctor.survey import Survey, SurveyedHost, rounds
 from hvdlite.launcher.network.attempts import Attempt, HostsUnreached
 from hvdlite.launcher.network.candidates import Candidate, Network, rank_candidates
+from hvdlite.launcher.stream.fields import read
 
 GIB = 1 << 30
 MACHINE = {
@@ -46,7 +47,7 @@ SOFTWARE = {
 def network(number: int) -> Network:
     row = dict(is_up=True, is_loopback=False, is_virtual=False, mtu=1500, speed_mbps=10_000)
     interface = {"name": "eth0", "addresses": [f"10.0.0.{number}/24"], **row}
-    return Network.parse({"network": f"n{number}", "interfaces": [interface]})
+    return read(Network, {"network": f"n{number}", "interfaces": [interface]})
 
 
 def survey(count: int = 3) -> Survey:

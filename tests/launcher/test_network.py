@@ -10,6 +10,7 @@ import pytest
 from hvdlite.errors import CannotStart
 from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Candidate, Network, network_environment, rank_candidates
+from hvdlite.launcher.stream.fields import read
 
 
 def interface(name: str, *addresses: str, **facts: Any) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def interface(name: str, *addresses: str, **facts: Any) -> dict[str, Any]:
 
 def network(host: str, *interfaces: dict[str, Any]) -> Network:
     loopback = interface("lo", "127.0.0.1/8", "::1/128", is_loopback=True, speed_mbps=0)
-    return Network.parse({"network": f"of {host}", "interfaces": [loopback, *interfaces]})
+    return read(Network, {"network": f"of {host}", "interfaces": [loopback, *interfaces]})
 
 
 def ranked(wanted: Sequence[str] = (), **hosts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -114,7 +115,7 @@ def test_a_host_that_nobody_can_dial_is_named(rows: list[dict[str, Any]], messag
 )
 def test_an_answer_that_is_none_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        Network.parse(answer)
+        read(Network, answer)
 
 
 def test_nccl_and_gloo_hear_of_interfaces_that_the_user_named_unless_they_were_told() -> None:
@@ -128,11 +129,11 @@ def test_nccl_and_gloo_hear_of_interfaces_that_the_user_named_unless_they_were_t
 
 
 def test_the_interfaces_of_this_machine() -> None:
-    here = Network.parse(describe_network())
+    here = read(Network, describe_network())
     loopback = next(one for one in here.interfaces if one.is_loopback)
     assert loopback.is_up
     assert "127.0.0.1/8" in map(str, loopback.addresses)
-    assert here.id == Network.parse(describe_network()).id
+    assert here.network == read(Network, describe_network()).network
 
 
 def test_a_candidate_is_shown_with_its_interface() -> None:

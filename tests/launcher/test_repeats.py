@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hvdlite.launcher.screen.repeats import AHEAD_S, QUIET_S, RECENT_S, TOLD_S, Line, Repeats, Same
+from hvdlite.launcher.screen.repeats import AHEAD_S, QUIET_S, RECENT_S, REPORT_S, Line, Repeats, Same
 from hvdlite.members.ranges import shortened
 
 HEAD = b"Traceback (most recent call last):"
@@ -221,7 +221,7 @@ def test_the_news_comes_after_a_moment_for_several_ranks() -> None:
         told.writes(rank, *ERROR)
         told.ends(rank)
     assert told.shown == said(0, ERROR)
-    told.passes(TOLD_S)
+    told.passes(REPORT_S)
     assert told.shown == [*said(0, ERROR), "[1, 2]: the same"]
     assert told.deadline is None
 

@@ -114,7 +114,7 @@ def test_an_agent_that_answers_nonsense_costs_only_its_evidence() -> None:
     job.a.answer([row(7)])
     job.b.answer([row(1, loading_s=1.3)])
     job.reports.tick(time.monotonic())
-    assert job.screen.lines[0] == "hvdrun: a: the agent's answer has no valid 'rank'"
+    assert job.screen.lines[0] == "hvdrun: a: the agent's answer has no valid rank 7"
     assert "there is not enough evidence" in job.screen.lines[1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.launcher.options.spelling import misspelt
+from hvdlite.launcher.options.environment import misspelt
 from hvdlite.settings import table
 
 

@@ -15,7 +15,7 @@ from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.reports import reports as module
 from hvdlite.launcher.reports.reports import Reports
 from hvdlite.launcher.reports.stacks import Looked, as_lines, looked
-from hvdlite.launcher.reports.stalls import read
+from hvdlite.launcher.reports.stalls import read_stall as read
 from hvdlite.launcher.screen.screen import Screen
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch

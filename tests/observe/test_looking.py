@@ -73,7 +73,7 @@ class Rank:
         return OFFER.unpack(os.pread(self.worker.blackbox, OFFER.size, OFFER_AT))  # type: ignore[return-value]
 
     def look(self, *, shows_all: bool = False) -> Looked:
-        looked: Looked = looking(self._workers, {"ranks": [0], "more": {"all": shows_all}})()["0"]
+        looked: Looked = looking(self._workers, {"ranks": [0], "all": shows_all})()["0"]
         return looked
 
     def look_until(self, condition: Callable[[Looked], bool]) -> Looked:
@@ -302,7 +302,7 @@ def test_without_a_free_signal_there_is_none(start: Start) -> None:
     rank = start("native_with_gil.sleep(600)", before=taken)
     looked = rank.look()
     assert rank.offer[0] == 0
-    assert looked["why"] == "its Python does not run, and its program has taken the signal on which it would tell"
+    assert looked["why"] == "its Python does not run, and its program uses the signal that would ask for them"
     assert _main(looked)["syscall"] in ("clock_nanosleep", "nanosleep")
 
 
@@ -320,7 +320,7 @@ def test_a_signal_that_the_program_takes_later_is_given_up(start: Start, how: st
         "while offered(): time.sleep(0.01)"
     )
     rank = start("native_with_gil.sleep(600)", after=program)
-    assert rank.look()["why"].endswith("its program has taken the signal on which it would tell")
+    assert rank.look()["why"].endswith("its program uses the signal that would ask for them")
     assert rank.look_until(_waits_in("clock_nanosleep", "nanosleep"))["state"] == "S"
 
 

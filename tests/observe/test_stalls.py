@@ -190,7 +190,7 @@ def test_a_rank_that_is_stopped_is_called_that_and_asked_nothing(tmp_path: Path)
         assert process.stderr is not None
         text = read_until(process.stderr.fileno(), lambda found: found.endswith(_END)).decode()
     assert text.count("is stopped (SIGSTOP, a debugger); ranks that need it wait") == 1
-    assert re.search(r"\n  rank 1 on localhost, process \d+, tells no stacks: it is stopped\n", text)
+    assert re.search(r"\n  rank 1 on localhost, process \d+, has no stacks: it is stopped\n", text)
 
 
 def test_each_stall_is_reported_once_while_other_output_goes_on(tmp_path: Path) -> None:

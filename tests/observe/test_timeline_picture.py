@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hvdlite.launcher.agents.fields import printable
+from hvdlite.blackbox.format import printable
 from hvdlite.launcher.timeline.picture import draw
 from hvdlite.launcher.timeline.trace import Batch, RankTrace
 from tests.launcher.hvdrun import run

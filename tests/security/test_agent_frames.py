@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.agents.link import AgentLink, Listener
+from hvdlite.launcher.agents.ways import Receiver
 from hvdlite.launcher.decisions.plan import Resources, make_plan, place_ranks
-from hvdlite.launcher.job.execute import _Execution
+from hvdlite.launcher.job.execute import Execution
 from hvdlite.launcher.screen.screen import Screen
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING, pack
@@ -36,8 +37,8 @@ class Wire:
     def __init__(self) -> None:
         self.sent = b""
 
-    def attach(self, loop: Loop, receive: Callable[[bytes], None], *_: object) -> None:
-        self.receive = receive
+    def attach(self, loop: Loop, receiver: Receiver) -> None:
+        self.receive = receiver.receive
 
     def send(self, data: bytes) -> None:
         self.sent += data
@@ -64,7 +65,7 @@ class Hvdrun:
         here = {"far": Resources(2)}
         plan = make_plan(["true"], place_ranks((Host("far", 2),), None, here, None), here, {}, Job.create(), ports=[5])
         self._screen = Screen(self._null, self._null, {}, has_timestamps=False)
-        self._execution = _Execution(plan, agents, self._screen, None, (), 5.0, False, None, lambda: False)
+        self._execution = Execution(plan, agents, self._screen, None, is_verbose=False)
         self.link.listener = Listener(self._execution._receive, lambda *_: None, self._execution._lose)
         self.wire.receive(GREETING + messages.encode(Hello.describe()))
         self.question = self.link.ask("status", ranks=[0, 1])

@@ -140,7 +140,7 @@ DECODERS = {
         FrameError,
     ),
     "networks of hosts": Decoder(
-        [json.dumps(describe_network()).encode()], lambda payload: Network.parse(parse_fields(payload)), ValueError
+        [json.dumps(describe_network()).encode()], lambda payload: read(Network, parse_fields(payload)), ValueError
     ),
 }
 

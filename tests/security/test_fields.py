@@ -33,25 +33,26 @@ from hvdlite.blackbox.format import (
 from hvdlite.blackbox.times import spent_by
 from hvdlite.errors import CannotStart, HorovodInternalError
 from hvdlite.host.machine import describe_machine
-from hvdlite.launcher.agent.inspection.packing import packed
 from hvdlite.launcher.agent.inspection.stacks import _parsed, _parsed_dump
 from hvdlite.launcher.agent.inspection.status import status_of
 from hvdlite.launcher.agent.inspection.unresponsive import Unresponsive
+from hvdlite.launcher.agent.inspection.watch import packed
 from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.agent.ranks.workers import Worker
 from hvdlite.launcher.blackbox.boxes import unpacked
 from hvdlite.launcher.doctor.facts import parse_machine, parse_software
 from hvdlite.launcher.job.timeline import check_events
-from hvdlite.launcher.monitor.monitor import read as read_question
+from hvdlite.launcher.monitor.client import Job
+from hvdlite.launcher.monitor.monitor import Asked
 from hvdlite.launcher.network.candidates import Network
-from hvdlite.launcher.network.probe_answers import parse_listening
+from hvdlite.launcher.network.connect_test import Dialled, Listening
 from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.node import _Node
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record
 from hvdlite.launcher.reports.causes import Window, explain, windows
 from hvdlite.launcher.reports.reports import _waits
 from hvdlite.launcher.reports.stacks import as_lines, looked
-from hvdlite.launcher.reports.stalls import read as read_stall
+from hvdlite.launcher.reports.stalls import read_stall
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.fields import parse_fields, read
 from hvdlite.launcher.stream.frames import FrameError
@@ -66,7 +67,6 @@ from tests.security.damage import WAIT, deformed, fuzzed
 
 NODE = Introduction(1, 2, 1, Hello.describe())
 OTHER = Window("near", 4.0, {"run_s": 1.0})
-NOTHING_FOUND = {"found": "", "found_ago_s": 0.0}
 THREAD = {
     "name": "MainThread",
     "is_main": True,
@@ -80,8 +80,8 @@ RATES = {
     "batches": 9,
     "nbytes": 1 << 20,
     "moved_s": 1.0,
-    "held_s": 2.0,
-    "others_s": 1.0,
+    "waited_s": 2.0,
+    "unagreed_s": 1.0,
     "steps": 8,
     "steps_per_s": 1.0,
     "late_s": [[0, 0.5]],
@@ -207,9 +207,8 @@ class Answered:
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
-    def job(self) -> Mapping[str, Any]:
-        hosts = {"far": [0]}
-        return {"pid": 1, "command": [], "size": 1, "ran_s": 1.0, "alive": [0], "hosts": hosts, **NOTHING_FOUND}
+    def job(self) -> Job:
+        return Job(1, (), "", 1, 1.0, (0,), {"far": (0,)}, "", 0.0)
 
     def ask(self, what: str) -> list[Mapping[str, Any]]:
         return [{"host": "far", "ranks": [0], "answer": self._answer}]
@@ -233,7 +232,7 @@ def read_facts(text: bytes) -> None:
 READERS: Mapping[str, Reader] = {
     "questions at hvdrun's socket": Reader(
         [{"what": "stacks", "ranks": [0, 1], "all": True}, {"what": "job"}, {"what": "no such thing"}],
-        read_question,
+        lambda text: read(Asked, parse(text)),
         ValueError,
     ),
     "introductions of nodes": Reader(
@@ -299,10 +298,15 @@ READERS: Mapping[str, Reader] = {
         lambda text: parse_software(parse(text)),
         ValueError,
     ),
-    "answers about networks": Reader([describe_network()], lambda text: Network.parse(parse(text)), ValueError),
+    "answers about networks": Reader([describe_network()], lambda text: read(Network, parse(text)), ValueError),
     "answers about ports": Reader(
         [{"ports": {"10.0.0.1": 4000}, "problems": {}}],
-        lambda text: parse_listening(parse(text), ["10.0.0.1"]),
+        lambda text: read(Listening, parse(text)),
+        ValueError,
+    ),
+    "answers about dialled addresses": Reader(
+        [{"results": [{"rtt_us": 50.0, "mb_per_s": 1e3}, {"problem": "other host", "host": 1}]}],
+        lambda text: read(Dialled, parse(text)),
         ValueError,
     ),
     "answers about what ranks do": Reader(

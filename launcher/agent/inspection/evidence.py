@@ -52,7 +52,7 @@ class _Watched:
         if (slowness := host.slowness(int(sums["processor"]))) is not None:
             self._slowed_s += slowness * since_s
             sums["slowed_s"] = self._slowed_s
-        if self.pid == self.worker.process.pid:  # whose stops the kernel tells its parent
+        if self.pid == self.worker.process.pid:  # the kernel reports its stops to its parent
             self._stopped_s = self.worker.stopped_for(now)
         elif sums["is_stopped"]:
             self._stopped_s += since_s

@@ -4,9 +4,9 @@ An answer has for each rank ``pid``, ``command``, ``state`` and ``tracer`` of it
 which its stacks came ("asked", "signal" or empty), whether it ``is_starved``, and so did not answer by itself, ``why``
 there are none, the folder ``ours`` of hvdlite, ``children`` of a process that is no rank yet, and ``threads``:
 ``name``, ``is_main``, ``state``, ``syscall``, ``wchan`` and ``calls``, of which each has a file, a line and a function.
-The kernel is asked before and after the calls are known. A thread of which it said other things then has ``moved``, and
-one that was awake in between was ``awake``, so its calls may be those of another moment.
-Of hvdlite's own calls only what the program called is left.
+The kernel is asked before and after the stacks are taken. A thread whose state differs has ``moved``, and one that ran
+meanwhile was ``awake``, so its calls may be of another moment. hvdlite's own calls are left out below what the program
+called.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OURS: Final = "hvdlite-"  # the names of hvdlite's threads
 
 
 def looking(workers: Iterable[Worker], question: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Returns what answers a question for the stacks of ``ranks``, with those of hvdlite if there is ``more.all``.
+    """Returns what answers a question for the stacks of ``ranks``, with those of hvdlite if ``all``.
 
     What it needs of ``workers`` is taken now, because they may end before the answer is there.
     """
-    ranks, shows_all = frozenset(question["ranks"]), bool(question["more"].get("all"))
+    ranks, shows_all = frozenset(question["ranks"]), bool(question["all"])
     looks = [
         _Look(worker.rank, worker.process.pid, None if worker.blackbox is None else Box(os.dup(worker.blackbox)))
         for worker in workers
@@ -154,21 +154,21 @@ def _threads(before: Process, after: Process | None, stacks: list[Stack] | None,
     shows_all = not ours
     process = after or before
     earlier, by_tid = ({thread.tid: thread for thread in each.threads} for each in (before, process))
-    told = []
+    found = []
     for stack in sorted(stacks or (), key=lambda stack: stack.tid != process.pid):
         if shows_all or not _is_ours(stack, ours):
             calls = stack.calls if shows_all else list(without_ours(_own(stack.calls), ours))
             thread = by_tid.get(stack.tid)
             fields = _of_thread(thread, stack.name, stack.tid == process.pid, calls[:_MOST_CALLS])
-            told.append({**fields, **_changes(earlier.get(stack.tid), thread)})
+            found.append({**fields, **_changes(earlier.get(stack.tid), thread)})
     known = {stack.tid for stack in stacks or ()}
     native = [thread for thread in process.threads if thread.tid not in known]
     if stacks is not None:
         is_complete = all(stack.tid for stack in stacks)  # else it may be one of Python's
         native = [thread for thread in native if thread.state in "RD" and is_complete]
     native = [thread for thread in native if shows_all or not thread.name.startswith(_OURS)]
-    told += [_of_thread(thread, thread.name, thread.tid == process.pid, ()) for thread in native[:_MOST_NATIVE]]
-    return told[:_MOST_THREADS]
+    found += [_of_thread(thread, thread.name, thread.tid == process.pid, ()) for thread in native[:_MOST_NATIVE]]
+    return found[:_MOST_THREADS]
 
 
 def _own(calls: Sequence[tuple[str, int, str]]) -> Sequence[tuple[str, int, str]]:

@@ -72,8 +72,8 @@ class Box:
 
     def answer(self) -> list[Stack] | None:
         """What the rank answered, if it has."""
-        told = blackbox.stacks(self._memory, self._asked)
-        return None if told is None else _parsed(told)
+        answer = blackbox.stacks(self._memory, self._asked)
+        return None if answer is None else _parsed(answer)
 
     def verified_pid(self) -> int | None:
         """The process that wrote this box, if it is there."""
@@ -96,7 +96,7 @@ class Box:
         if self.awake_at == 0:
             raise OSError("hvdlite has ended in it")
         if signum <= 0:
-            raise OSError("its program has taken the signal on which it would tell")
+            raise OSError("its program uses the signal that would ask for them")
         if pid is None or not has_signal(status := status_of(pid, tid), "SigCgt", signum):
             raise OSError("its process is not what it was")
         if status.get("TracerPid", "0") != "0" or status.get("State", "T")[0] in "Tt":
@@ -145,12 +145,12 @@ def _signal_thread(pid: int, tid: int, signum: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _parsed(told: Any) -> list[Stack] | None:
+def _parsed(answer: Any) -> list[Stack] | None:
     """The stacks of an answer, which the rank may have written as it likes."""
     with suppress(KeyError, OverflowError, TypeError, ValueError):  # Infinity overflows
         return [
             Stack(int(ident), int(tid), str(name), [(str(file), int(line), str(call)) for file, line, call in calls])
-            for ident, tid, name, calls in told["threads"]
+            for ident, tid, name, calls in answer["threads"]
         ]
     return None
 

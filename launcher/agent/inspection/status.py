@@ -41,9 +41,9 @@ def status_of(rank: int, worker: int, memory: blackbox.Memory | None, now: float
     if box.phase is Phase.INSIDE:
         last = box.last()
         found |= _in_flight(box, last, now)
-        found["rates"] = rates(blackbox.newest(box.memory), now)
+        found["rates"] = rates(blackbox.newest(box.memory), now) or None
         if last is not None and math.isfinite(last.done_at):
-            found["last"] = {"name": last.name, "tensors": last.tensors, "number": last.number, "at": last.done_at}
+            found["last"] = {"name": last.name, "tensors": last.tensors, "at": last.done_at}
     return found
 
 
@@ -104,7 +104,7 @@ def _in_flight(box: blackbox.BlackBox, last: Record | None, now: float) -> dict[
     found["waiting_s"] = waiting_s + since_s
     if unagreed_s > 0:
         found |= {"unagreed_s": unagreed_s + since_s, "missing": note.get("missing")}
-    found["names"] = names[:_MOST_NAMES] if isinstance(names, list) else []
+    found["names"] = [str(name) for name in names[:_MOST_NAMES]] if isinstance(names, list) else []
     return found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import mmap
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -16,7 +18,6 @@ from ...stream.messages import Box, Found, encode
 from ..ranks.connections import Connections
 from ..ranks.workers import Worker, Workers
 from .evidence import Evidence
-from .packing import packed
 from .status import status_of
 from .unresponsive import Unresponsive
 
@@ -82,7 +83,7 @@ class Watch:
             self.evidence.end(worker.rank)
             is_alone = self._connections.end(worker.rank, now)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
-                self._send(encode(Box(**box)))
+                self._send(encode(box))
             memory.close()
         if not self._memories:
             self.due = None
@@ -105,10 +106,22 @@ class Watch:
             with suppress(ValueError):  # it ends just now
                 memory = self._memories.get(rank)
                 if memory is not None and (box := packed(rank, memory)):
-                    found.append(box)
+                    found.append(box._asdict())
         return found
 
     def _report_findings(self, rank: int, memory: mmap.mmap) -> None:
         for number, finding in blackbox.findings(memory, self._reported.get(rank, 0)):
             self._reported[rank] = number
             self._send(encode(Found(rank, finding)))
+
+
+def packed(rank: int, memory: blackbox.Memory) -> Box | None:
+    """What ``rank`` has written, as it travels to hvdrun and is kept in a file; None if it has not begun to.
+
+    ``at`` is now on the host's monotonic clock, and ``epoch_s`` what that showed, below zero, at the Unix epoch.
+    """
+    now = time.monotonic()
+    if blackbox.look(memory) is None:
+        return None
+    text = base64.b64encode(zlib.compress(memory[:], 1)).decode()  # a copy, since the rank writes on
+    return Box(rank, now, now - time.time(), text)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ...stream.loop import WRITE, Loop
+from ...stream.loop import Loop
 from ...stream.sink import Sink
 
 _PIPE_BYTES: Final = 16 << 10
@@ -28,46 +28,37 @@ class Feed:
     """Writes to ``pipe``. ``on_taken`` gets the number of bytes that the pipe took, and None once nobody reads it."""
 
     def __init__(self, loop: Loop, pipe: int, on_taken: OnTaken) -> None:
-        self._loop, self._on_taken = loop, on_taken
+        self._on_taken = on_taken
         self._pipe: int | None = pipe
-        self._sink = Sink(pipe, "stdin", limit_bytes=WINDOW_BYTES)
+        self._sink = Sink(pipe, "stdin", WINDOW_BYTES, loop, self._report)
+        self._waiting_bytes = 0  # as was last reported
         self._is_ended = False
 
     def give(self, data: bytes) -> None:
         """Passes on ``data``; empty at the end of the file."""
         if self._pipe is None or self._is_ended:
             return
+        self._is_ended = not data
+        self._waiting_bytes += len(data)
         if data:
-            before = self._sink.waiting_bytes + len(data)
             self._sink.write(data)
-            self._balance(before)
         else:
-            self._is_ended = True
-            self._balance(self._sink.waiting_bytes)
+            self._report()
 
     def close(self) -> None:
         """Closes the pipe and drops what was not written."""
         if self._pipe is not None:
-            self._loop.unwatch(self._sink.fileno())
             self._sink.close()
             os.close(self._pipe)
             self._pipe = None
 
-    def _flush(self) -> None:
-        before = self._sink.waiting_bytes
-        self._sink.flush()
-        self._balance(before)
-
-    def _balance(self, before: int) -> None:
+    def _report(self) -> None:
         if self._sink.problem:
             self.close()
             self._on_taken(None)
             return
-        if taken := before - self._sink.waiting_bytes:
+        taken, self._waiting_bytes = self._waiting_bytes - self._sink.waiting_bytes, self._sink.waiting_bytes
+        if taken:
             self._on_taken(taken)
-        if self._sink.waiting_bytes:
-            self._loop.watch(self._sink.fileno(), self._flush, WRITE)
-        elif self._is_ended:
+        if self._is_ended and not self._waiting_bytes:
             self.close()
-        else:
-            self._loop.unwatch(self._sink.fileno())

@@ -46,8 +46,8 @@ class Worker:
 
     ``pipes`` maps its open pipes to the messages that carry what it writes; ``report`` is the third pipe. ``blackbox``
     is the descriptor of its black box, if there is one. ``feed`` writes to its stdin, if that is a pipe.
-    ``tell_stop_at`` is when to report that it is stopped, which it has been since ``stopped_at``, and for ``stopped_s``
-    before, on the monotonic clock.
+    It has been stopped since ``stopped_at``, to be reported at ``report_stop_at``, and before for ``stopped_s``. Times
+    are monotonic.
     """
 
     rank: int
@@ -57,17 +57,17 @@ class Worker:
     blackbox: int | None = None
     pidfd: int | None = None
     feed: Feed | None = None
-    tell_stop_at: float | None = None
+    report_stop_at: float | None = None
     stopped_at: float | None = None
     stopped_s: float = 0.0
 
     def stop(self, now: float) -> None:
         """A signal stopped it."""
-        self.stopped_at, self.tell_stop_at = now, now + _STOPPED_S
+        self.stopped_at, self.report_stop_at = now, now + _STOPPED_S
 
     def go_on(self, now: float) -> None:
         """It goes on."""
-        self.stopped_s, self.stopped_at, self.tell_stop_at = self.stopped_for(now), None, None
+        self.stopped_s, self.stopped_at, self.report_stop_at = self.stopped_for(now), None, None
 
     def stopped_for(self, now: float) -> float:
         """For how long it has been stopped by ``now``, in all."""
@@ -211,15 +211,15 @@ class Workers:
                 if worker := self._by_pid.get(news.si_pid):
                     worker.stop(now) if news.si_code == os.CLD_STOPPED else worker.go_on(now)
         for worker in self:
-            if worker.tell_stop_at is not None and now >= worker.tell_stop_at:
-                worker.tell_stop_at = None
+            if worker.report_stop_at is not None and now >= worker.report_stop_at:
+                worker.report_stop_at = None
                 if worker.process.returncode is None:
                     yield worker
 
     @property
     def stop_due(self) -> float | None:
         """The time of the next `stopped` on the monotonic clock, or None."""
-        return min((worker.tell_stop_at for worker in self if worker.tell_stop_at is not None), default=None)
+        return min((worker.report_stop_at for worker in self if worker.report_stop_at is not None), default=None)
 
     def peek(self) -> os.waitid_result | None:
         """A child that has ended and was not reaped yet. Raises ChildProcessError if there is no child at all."""

@@ -12,7 +12,8 @@ import pytest
 from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.format import HEAD, MARK, NBYTES, RECORD, RECORDS, RECORDS_AT, Phase, Record
 from hvdlite.launcher.agent.inspection.status import rates, status_of
-from hvdlite.launcher.monitor.client import Client
+from hvdlite.launcher.monitor.client import Client, Job
+from hvdlite.launcher.stream.fields import read
 from hvdlite.launcher.top.lines import COLUMNS, cells, columns_for, heading, lines, worst
 from hvdlite.launcher.top.rows import Viewer
 
@@ -117,7 +118,7 @@ class _Answers(Client):
     def __init__(self, ranks: Sequence[Mapping[str, Any]], size: int) -> None:
         self._ranks, self._size = ranks, size
 
-    def job(self) -> Mapping[str, Any]:
+    def job(self) -> Job:
         everyone = list(range(self._size))
         job = {
             "pid": 1,
@@ -126,26 +127,42 @@ class _Answers(Client):
             "found": "",
             "found_ago_s": 0.0,
             "alive": everyone[1:],
+            "logs": "",
+            "size": self._size,
         }
-        return {**job, "hosts": {"one": everyone[::2], "two": everyone[1::2]}}
+        return read(Job, {**job, "hosts": {"one": everyone[::2], "two": everyone[1::2]}})
 
     def ask(self, what: str, **fields: Any) -> list[Mapping[str, Any]]:
         return [
-            {"host": "one", "ranks": [], "answer": list(self._ranks)},
-            {"host": "two", "ranks": [], "error": "no answer within 20 s"},
+            {"host": "one", "ranks": list(range(0, self._size, 2)), "answer": list(self._ranks)},
+            {"host": "two", "ranks": list(range(1, self._size, 2)), "error": "no answer within 20 s"},
         ]
 
 
+_RATES: dict[str, Any] = {
+    "span_s": 10.0,
+    "batches": 100,
+    "nbytes": 10**9,
+    "moved_s": 1.0,
+    "waited_s": 3.0,
+    "unagreed_s": 2.0,
+    "steps": 50,
+    "steps_per_s": 5.0,
+    "late_s": [[2, 4.0], [99, 1.0]],
+}
+
+
 def _told(rank: int, **more: Any) -> dict[str, Any]:
-    rates = {"span_s": 10.0, "batches": 100, "nbytes": 10**9, "moved_s": 1.0, "waited_s": 3.0, "unagreed_s": 2.0}
-    rates |= {"steps": 50, "steps_per_s": 5.0, "late_s": [[2, 4.0], [99, 1.0], ["x"], [1, float("nan")]]}
+    rates = dict(_RATES)
     told = {"rank": rank, "pid": 7, "at": 50.0, "state": "S", "cpu_s": 1.0, "memory_bytes": 2_000_000, "rates": rates}
     told |= {"phase": "INSIDE", "in_flight": 4, "waiting_s": 0.0, "unagreed_s": 0.0, "names": []}
     return {**told, "last": {"name": "grad", "tensors": 3, "number": 9, "at": 49.5}, **more}
 
 
 def test_the_rank_that_others_wait_for_is_named() -> None:
-    view = Viewer(_Answers([_told(0), _told(2, waiting_s=12.0, names=["x"], state="T"), _told(4, rates={})], 5)).look()
+    view = Viewer(
+        _Answers([_told(0), _told(2, waiting_s=12.0, names=["x"], state="T"), _told(4, rates=None)], 5)
+    ).look()
     assert heading(view) == (
         "1: python a?.py: 5 rank(s) on 2 host(s), 1 h 1 min, 5 steps/s, all others wait for rank 2 40 % of the time"
     )
@@ -202,6 +219,8 @@ def test_what_is_averaged_over_almost_no_time_is_not_shown(span_s: float) -> Non
         {"at": "now"},
         {"pid": -1},
         {"rates": {"span_s": float("nan")}},
+        {"rates": {**_RATES, "late_s": [["x"]]}},
+        {"rates": {**_RATES, "late_s": [[1, float("nan")]]}},
         {"last": []},
         {"in_flight": 1.5},
         {"waiting_s": 1e99, "names": 7},
@@ -212,7 +231,7 @@ def test_what_is_averaged_over_almost_no_time_is_not_shown(span_s: float) -> Non
 )
 def test_answers_that_make_no_sense_are_not_shown(bad: dict[str, Any]) -> None:
     first, second, third = Viewer(_Answers([_told(0, **bad), _told(2)], 3)).look().rows
-    assert first.state.startswith("the agent's answer has no valid '")
+    assert first.state.startswith("the message ")
     assert (first.last, second.last, third.last) == ("", "", "grad +2")
 
 
