@@ -137,21 +137,12 @@ def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
 
 
 @contextmanager
-def open_systems(
-    others: Sequence[str], kind: TensorType, registers: bool, fuses: bool = False
-) -> Iterator[list[System]]:
-    """Opens hvdlite, several times if registered memory or ways to fuse are measured, and the ``others``.
-
-    Closes all on leaving.
-    """
+def open_systems(others: Sequence[str], kind: TensorType, registers: bool) -> Iterator[list[System]]:
+    """Opens hvdlite, twice if it ``registers`` memory too, and the ``others``; closes all on leaving."""
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
         own: list[System] = [Hvdlite(kind.uses_torch), *([Registered(kind.uses_torch)] if registers else [])]
-        if fuses:
-            from hvdlite.bench.gpu.fused import WAYS, Fused
-
-            own += map(Fused, WAYS)
         yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]
 
 

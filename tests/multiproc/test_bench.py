@@ -66,8 +66,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "gloo,impi"], "cannot compare with 'impi'; choose from gloo, nccl; 'python -m benchmarks'"),
         (["--compare", "nccl"], "add --device cuda"),
-        (["--fuse", "--many", "2", "1K"], "--fuse needs --device cuda"),
-        (["--parts"], "--parts needs --device cuda"),
+        (["--train", "--model", "tiny"], "--model needs --train on --device cuda"),
+        (["--precision", "bfloat16", "--device", "cuda"], "--precision needs --train on --device cuda"),
         (["stray"], "stray"),
     ],
 )
@@ -323,6 +323,6 @@ def test_the_wait_of_timed_steps_is_what_is_exposed() -> None:
 
 
 def test_the_model_has_75_tensors() -> None:
-    from hvdlite.bench.training.torch_model import make_model
+    from hvdlite.bench.training.torch_models import ON_CPUS
 
-    assert len(list(make_model().parameters())) == 75
+    assert len(list(ON_CPUS.make_model().parameters())) == 75

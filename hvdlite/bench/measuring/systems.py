@@ -102,5 +102,5 @@ class Registered(Hvdlite):
         return tensor
 
 
-OWN = (Hvdlite.label, Registered.label, "grouped", "packed")
+OWN = (Hvdlite.label, Registered.label)
 """The labels of hvdlite itself."""
