@@ -71,6 +71,13 @@ def stat_of(pid: int) -> Stat:
     return stat
 
 
+def pids() -> list[int]:
+    """All processes of this machine, zombies included; none where there is no /proc."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
 def status_of(pid: int, tid: int | None = None) -> dict[str, str]:
     """The fields of the ``status`` file of ``pid``, or of its thread ``tid``; none if it has ended."""
     task = "" if tid is None else f"/task/{tid}"

@@ -1,4 +1,4 @@
-"""Waits for what became of a call on every rank, and after a failure not for ever."""
+"""Waits for the outcomes of all ranks, after a failure for a limited time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from hvdlite.hosted.outcomes import Outcome
 from hvdlite.hosted.placement import Seat
 from hvdlite.scope import Scope
 
-GRACE_S: Final = 10.0  # for the other ranks to say what they saw of a failure, and the engine what it knows of a death
+GRACE_S: Final = 10.0  # after a failure, for the outcomes of the other ranks and the engine's report of a death
 
 
 def collect(seats: Sequence[Seat], wait: Callable[[Scope], list[Outcome]]) -> list[Outcome]:
-    """The outcomes of the ranks of ``seats`` in the order in which they came.
+    """The outcomes of the ranks of ``seats`` in the order of their arrival.
 
-    ``wait`` returns those that have come since it was called last, at least one unless its scope is over.
-    Ranks that have not returned `GRACE_S` after the first failure are missing, unless another blames one of them: that
-    one was lost.
+    ``wait`` returns new outcomes, at least one unless its scope is over. Ranks that have not returned `GRACE_S` after
+    the first failure are left out, unless another rank blames them: those count as lost.
     """
     outcomes: list[Outcome] = []
     scope = Scope()
@@ -34,6 +33,6 @@ def collect(seats: Sequence[Seat], wait: Callable[[Scope], list[Outcome]]) -> li
     return outcomes + [_lost(seat, blamed[seat.rank]) for seat in seats if seat.rank in blamed.keys() - here]
 
 
-def _lost(seat: Seat, told: PeerLost | ShutDown) -> Outcome:
-    cause = told.cause if isinstance(told, PeerLost) else "it no longer answers"
+def _lost(seat: Seat, reason: PeerLost | ShutDown) -> Outcome:
+    cause = reason.cause if isinstance(reason, PeerLost) else "it no longer answers"
     return Outcome(seat.rank, seat.host, death=f"was lost: {cause}")

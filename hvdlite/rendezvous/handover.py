@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.host.hostid import network_namespace
+from hvdlite.host.proc import pids
 from hvdlite.net.listener import tells_users_apart
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import wait_readable
@@ -151,7 +152,7 @@ def _call_until_heard(rank: int, address: str, token: bytes, greeting: bytes, sc
 def _is_elsewhere(address: str) -> bool:
     """True if the listener ``address`` is in another network namespace of this host, out of reach of this rank."""
     seen = {network_namespace()}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in pids():
         with suppress(OSError, HorovodInternalError):  # it has ended, or belongs to another user
             if (namespace := network_namespace(pid)) not in seen:
                 seen.add(namespace)

@@ -6,13 +6,12 @@ whether it is in ``init`` (`hvdlite.rendezvous.presence`).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
 from hvdlite.host.ancestor import environ_of
-from hvdlite.host.proc import stat_of
+from hvdlite.host.proc import pids, stat_of
 from hvdlite.rendezvous.presence import job_of, name_of, names_at
 from hvdlite.settings import Start
 
@@ -22,7 +21,7 @@ _STATES: Final = ("T", "t")  # by a signal, by a debugger
 def stopped_processes() -> dict[int, bytes]:
     """The stopped processes of this machine, each with counters that change as soon as it resumes."""
     found = {}
-    for pid in _pids():
+    for pid in pids():
         with suppress(OSError):  # it has ended
             if stat_of(pid).state in _STATES:
                 with open(f"/proc/{pid}/status", "rb") as file:
@@ -43,7 +42,7 @@ def stopped_ranks(start: Start, stopped: Collection[int]) -> Mapping[int, list[i
             found.setdefault(rank, []).append(pid)
     if not found:
         return {}
-    present = {ranks[name] for pid in _pids() if pid not in stopped for name in names_at(pid) & ranks.keys()}
+    present = {ranks[name] for pid in pids() if pid not in stopped for name in names_at(pid) & ranks.keys()}
     if present and min(present) < start.rank:
         return {}
     seen = {rank for rank, pids in found.items() if start.rendezvous and any(_is_top(pid, start) for pid in pids)}
@@ -70,8 +69,3 @@ def _is_top(pid: int, start: Start) -> bool:
     with suppress(OSError):
         return _started_as(stat_of(pid).parent, start) is None
     return False
-
-
-def _pids() -> Iterator[int]:
-    with suppress(OSError):  # /proc is not there
-        yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
