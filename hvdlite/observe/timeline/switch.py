@@ -40,7 +40,7 @@ class Switch:
         sets.watch(self._watch)
 
     def obey(self, start: Start, setting: str, mark_cycles: bool) -> None:
-        """Starts as HVDLITE_TIMELINE says. If the file cannot be written, the user is told, and that is all."""
+        """Starts if HVDLITE_TIMELINE demands it. If the file cannot be written, logs a warning."""
         if start.timeline_address:
             secret = launchers_job(start).key("timeline")
             self._record(HvdrunsFile(setting, start.timeline_address, secret, self._world.number), mark_cycles)
@@ -51,7 +51,7 @@ class Switch:
                 logger.warning("there is no timeline: %s cannot be written: %s", error.filename, error.strerror)
 
     def start(self, path: str, mark_cycles: bool) -> None:
-        """Records to ``path`` from now on, each of several ranks to ``path.rankN``. An earlier recording ends.
+        """Records to ``path`` from now on, or with several ranks to ``path.rankN``. An earlier recording ends.
 
         Raises OSError if the file cannot be written.
         """
