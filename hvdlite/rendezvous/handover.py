@@ -1,8 +1,8 @@
 """The rendezvous of ranks of one host that share only the name of their job.
 
-Rank 0 listens at a name that follows from the job's, and hands a new random key and the address of its rendezvous
-server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
-must be known beforehand. Rank 0 alone counts the inits: a rank that was interrupted in one may not know that it counts.
+Rank 0 listens at a name derived from the job's, and sends a new random key and the address of its rendezvous server to
+each other rank. Both sides check the other's user with the kernel, so they need no earlier key. Only rank 0 counts the
+inits, because a rank that was interrupted in one may not know whether it counted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def meet_on_one_host(start: Start, number: int, scope: Scope) -> Iterator[Meetin
 
 
 def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, scope: Scope) -> None:
-    """Hands ``keys`` to all other ranks once all have come, or sends those who came the list of missing ranks."""
+    """Sends ``keys`` to all other ranks once all have come; after the time-out, sends the list of missing ranks."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
         sockets: dict[int, socket.socket] = {}
@@ -109,10 +109,10 @@ def _send(sock: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, str]:
-    """The keys from rank 0, once it has opened its listener and all others have come."""
+    """Waits for rank 0's listener and for all other ranks. Returns the keys that rank 0 then sends."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _call_until_heard(start.rank, address, token, greeting, scope) as sock:
+    with _call_repeatedly(start.rank, address, token, greeting, scope) as sock:
         try:
             wait_readable(sock, scope.later(GRACE_S))
             packet = sock.recv(_PACKET_BYTES)
@@ -131,7 +131,7 @@ def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, st
     return answer
 
 
-def _call_until_heard(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
+def _call_repeatedly(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
     began = look_at = time.monotonic()
     while True:
         try:

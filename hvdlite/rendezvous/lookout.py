@@ -1,7 +1,7 @@
 """Reports stopped ranks of this host while others wait for them in ``init``.
 
-In a session ranks watch each other, and hvdrun sees when a process that it has started is stopped. In ``init`` nobody
-else sees a rank below a shell or another wrapper, or in a job of torchrun, mpirun or srun.
+In a session ranks watch each other, and hvdrun notices if a process that it has started is stopped. In ``init`` nothing
+else notices it of a rank below a shell or another wrapper, or in a job of torchrun, mpirun or srun.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvdlite.rendezvous.presence import Presence
 from hvdlite.rendezvous.stopped import stopped_processes, stopped_ranks
 from hvdlite.settings import Start
 
-_LOOK_S: Final = 1.5  # a rank that two looks in a row find stopped is reported, after 3 s at most
+_LOOK_S: Final = 1.5  # two looks in a row must find a rank stopped, so it is reported after 3 s at most
 _AGAIN_S: Final = 60.0
 
 
@@ -56,7 +56,7 @@ def _look(start: Start, presence: Presence, done: threading.Event) -> None:
                 reported[rank] = now
                 logger.warning(
                     "rank %d, process %s, is stopped (SIGSTOP, a debugger); ranks that wait for it in init() wait "
-                    "until it goes on (SIGCONT)",
+                    "until it continues (SIGCONT)",
                     rank,
                     ", ".join(map(str, pids)),
                 )

@@ -1,7 +1,7 @@
-"""Finds ranks of this host that are stopped, by a signal or a debugger, as far as ``/proc`` shows it.
+"""Finds ranks of this host that are stopped, by a signal or a debugger.
 
-Ranks that have not met do not know of each other. But ``/proc`` shows the state of every process, its environment, and
-whether it is in ``init`` (`hvdlite.rendezvous.presence`).
+Ranks have no connection before they meet. But ``/proc`` shows the state of every process, its environment, and whether
+it is in ``init`` (`hvdlite.rendezvous.presence`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATES: Final = ("T", "t")  # by a signal, by a debugger
 
 
 def stopped_processes() -> dict[int, bytes]:
-    """The stopped processes of this machine, each with counters that change as soon as it resumes."""
+    """The stopped processes of this machine, each with counters that change when it resumes."""
     found = {}
     for pid in pids():
         with suppress(OSError):  # it has ended
@@ -30,10 +30,10 @@ def stopped_processes() -> dict[int, bytes]:
 
 
 def stopped_ranks(start: Start, stopped: Collection[int]) -> Mapping[int, list[int]]:
-    """The ranks of the job of ``start`` of which processes are ``stopped``, with their process ids.
+    """The ranks of the job of ``start`` with ``stopped`` processes, and the ids of these.
 
     Returns none if a lower rank waits in ``init``, which reports them too. Leaves out ranks that still run, such as one
-    with only a stopped child, and those that hvdrun sees because it started the stopped process itself.
+    with only a stopped child, and ranks whose stopped process hvdrun started itself, because hvdrun reports them.
     """
     ranks = {name_of(start, rank): rank for rank in range(start.size)}
     found: dict[int, list[int]] = {}
