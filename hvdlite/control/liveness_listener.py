@@ -1,8 +1,7 @@
 """A TCP port that a rank holds open while its process lives, so that others can ask the kernel whether it does.
 
-Nothing is served there: a caller is disconnected at once, unread and unanswered. While the process runs, a
-connection is accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the
-kernel refuses.
+While the process runs, a connection is accepted and closed at once, unread; while it is stopped, only the kernel
+accepts; when it has ended, the kernel refuses.
 """
 
 from __future__ import annotations
