@@ -43,10 +43,10 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The launcher's settings, which say which rank this process is; already validated.
+    """The launcher's settings, which define the rank of this process; already validated.
 
     hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults make
-    a job of one. Once the ranks have met, their `Membership` says who they are.
+    a job of one. Once the ranks have met, `Membership` replaces them.
     """
 
     rank: int = _setting(0, "rank of this process", horovod=True, at_least=0, begins="This process")
@@ -67,7 +67,7 @@ class Start:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Start:
-        """Reads ``environ``, by default this process's, else that of process ``pid``.
+        """Reads ``environ``, by default this process's, else the environment of process ``pid``.
 
         Raises ValueError naming the variable.
         """
@@ -88,7 +88,7 @@ class Settings:
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
     encrypt_data: bool = _setting(False, "also encrypt tensors between hosts, where control messages always are")
     report: str = _setting(
-        "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
+        "", "descriptor and inode of the pipe on which a rank reports to hvdrun why its session ended, as in 7:81234"
     )
     blackbox: str = _setting(
         "", "descriptor and inode of memory of hvdrun's, in which a rank records what it does, as in 8:81235"
@@ -167,8 +167,8 @@ class Settings:
     shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
     spin: float = _setting(
         -1.0,
-        "how long a waiting rank spins before it sleeps, rarely while that is in vain; negative: as long as a wake-up "
-        "takes on its host, from 50 to 2000, but 0 with more ranks than cores",
+        "how long a waiting rank spins before it sleeps; spins that keep failing become rare; negative: measured, from "
+        "50 to 2000, but 0 with more ranks than cores",
         unit="µs",
         at_least=-1,
     )
@@ -202,7 +202,7 @@ class Settings:
     log_hide_time: bool = _setting(False, "no time stamps in messages", horovod=True)
     summary: bool = _setting(
         True,
-        "say at the end of a job of 2 s or more where its time went, or that its ranks did nothing together; "
+        "report at the end of a job of 2 s or more where its time went, or that its ranks did nothing together; "
         "hvdrun --quiet turns it off",
     )
     traceback: str = _setting(
@@ -241,7 +241,7 @@ def cache_home() -> Path:
 
 
 def doubt_about_size() -> str:
-    """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
+    """Returns why the user probably did not want a job of one; empty if nothing suggests that."""
     return doubt(os.environ)
 
 
@@ -312,7 +312,7 @@ def _rows(part: type[Start | Settings]) -> Iterator[Spec]:
 
 
 def parse_ports(text: str) -> range | None:
-    """The ports that ``HVDLITE_PORT_RANGE=text`` stands for, None for any. Raises ValueError naming the variable."""
+    """The ports of ``HVDLITE_PORT_RANGE=text``, None for any. Raises ValueError naming the variable."""
     if not text:
         return None
     first, dash, last = text.partition("-")

@@ -1,7 +1,7 @@
 """Finds out why the connection of a peer ended: its process has ended, is stopped, is cut off, or comes back.
 
-The kernel of its host knows. A connection to a port that the peer's process holds open
-(`hvdlite.control.liveness_listener`, and at the root the port that all dial) is
+The kernel of its host knows. A connection to a port that the peer's process holds open (`LivenessListener`, and at the
+root the port that all dial) is
 
 - refused twice in a row: the process has ended, and the peer is lost at once;
 - accepted and closed, or greeted: the process runs, and gets ``peer_timeout`` to come back;
@@ -22,12 +22,34 @@ from contextlib import suppress
 from enum import IntEnum
 
 from hvdlite.errors import ENDED
-from hvdlite.net.listening import resolve, split
+from hvdlite.net.listening import endpoint, listen, resolve, split
 from hvdlite.settings import Settings
 
+_BURST = 64  # connections dropped in one go
 _LOOK_S = 0.05
 _LOOK_AT_WELL_S = 0.2
 _SILENCE = 0.6  # of peer_timeout: the time without a heartbeat after which a connection ends
+
+
+class LivenessListener:
+    """Holds a TCP port of ``address`` open, at ``endpoint``, while its process lives or until it is closed."""
+
+    def __init__(self, address: str, ports: range | None) -> None:
+        self._listener = listen(address, ports)
+        self.endpoint = endpoint(address, self._listener.name()[1])
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def drop_callers(self) -> None:
+        """Disconnects callers. Due when the listener is readable."""
+        for _ in range(_BURST):
+            if (caller := self._listener.accept()) is None:
+                break
+            caller.close()
+
+    def close(self) -> None:
+        self._listener.close()
 
 
 class _Finding(IntEnum):

@@ -12,8 +12,7 @@ import zmq
 from hvdlite.control.delivery import Delivery
 from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
 from hvdlite.control.link import Lost, Received
-from hvdlite.control.liveness_listener import LivenessListener
-from hvdlite.control.liveness_probe import LivenessProbe
+from hvdlite.control.liveness_probe import LivenessListener, LivenessProbe
 from hvdlite.control.zmqlink import MonitoredSocket, ZmqLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
