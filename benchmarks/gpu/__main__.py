@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,24 @@ from typing import Any
 import click
 
 import hvdlite as hvd
-from hvdlite.bench.cli import MODELS, PRECISIONS, STEPS, Parsed, report_file, run_command, run_study
+from hvdlite.bench.cli import (
+    JSON,
+    MODELS,
+    PRECISIONS,
+    STEPS,
+    TIMING,
+    Parsed,
+    report_file,
+    run_command,
+    run_study,
+    with_options,
+)
 from hvdlite.bench.many import many
 from hvdlite.bench.measuring.systems import TensorType
 from hvdlite.bench.peers import require_gpu, require_torch
 from hvdlite.bench.sizes import parse_size, parse_sizes
 
 _KIND = TensorType("float32", uses_torch=True, device="cuda")
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of all commands."""
-    for option in (
-        click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too."),
-        click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-                     help="Untimed iterations before the timed ones."),
-        click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N", help="Timed iterations."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +38,7 @@ def gpu() -> None:
 
 @gpu.command()
 @click.option("--sizes", type=Parsed("SIZES", parse_sizes), default="1K,64K,1M", show_default=True, help="Bytes.")
-@_options
+@with_options(*TIMING, JSON)
 def parts(sizes: tuple[int, ...], iterations: int | None, warmup: int, json_file: Path | None) -> None:
     """What a blocking all-reduce consists of."""
     with _session() as notes:
@@ -51,7 +50,7 @@ def parts(sizes: tuple[int, ...], iterations: int | None, warmup: int, json_file
 @gpu.command()
 @click.argument("tensors", type=click.IntRange(min=1))
 @click.argument("nbytes", type=Parsed("BYTES", parse_size), metavar="BYTES")
-@_options
+@with_options(*TIMING, JSON)
 def fusion(tensors: int, nbytes: int, iterations: int | None, warmup: int, json_file: Path | None) -> None:
     """A step of TENSORS of BYTES each, fused in each way."""
     with _session() as notes:
@@ -66,7 +65,7 @@ def fusion(tensors: int, nbytes: int, iterations: int | None, warmup: int, json_
 @click.argument("file", type=Parsed("FILE", report_file))
 @click.option("--model", type=click.Choice(MODELS), default="transformer", show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True)
-@_options
+@with_options(*TIMING, JSON)
 def trace(file: Path, model: str, precision: str, **given: Any) -> None:
     """Writes to FILE, for chrome://tracing, where in a training step the host submits gradients."""
     with _session() as notes:

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,13 @@ import hvdlite as hvd
 from hvdlite.bench.many import many
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.report import Group, Study, heading, lines, to_json, to_markdown
-from hvdlite.bench.measuring.systems import TensorType
 from hvdlite.bench.peers import (
-    OTHERS,
-    Peers,
-    in_process,
-    open_jobs,
     open_systems,
     parse_peers,
     peers_of_training,
-    require_dtype,
     require_gpu,
     require_keras,
-    require_torch,
+    tensor_type,
 )
 from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
@@ -49,8 +44,8 @@ STEPS = 20
 MODELS = ("resnet50", "transformer", "layers", "tiny")
 PRECISIONS = ("float32", "bfloat16")
 _IGNORED = {
-    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
-    "--many": {"--sizes", "--op", "--limit"},
+    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered"},
+    "--many": {"--sizes", "--op"},
 }
 """By mode: the options that it does not take."""
 
@@ -75,22 +70,37 @@ def report_file(path: str) -> Path:
     return Path(path)
 
 
+SWEEP = (
+    click.option("--sizes", type=Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
+                 help="Bytes: a list, with ranges such as 1K:256M:*4."),
+    click.option("--op", type=click.Choice(list(COLLECTIVES)), default="allreduce", show_default=True),
+    click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, metavar="DTYPE",
+                 help=f"One of {', '.join(_DTYPES)}."),
+    click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides."),
+    click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too."),
+)  # fmt: skip
+TIMING = (
+    click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
+                 help=f"Timed iterations. [default: 10 to 500 by size; {STEPS} steps]"),
+    click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
+                 help="Untimed iterations before every block of timed ones."),
+)  # fmt: skip
+JSON = click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
+MARKDOWN = click.option(
+    "--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too."
+)
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds ``options`` to a command, for commands that share some."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--sizes", type=Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
-              help="Bytes: a list, with ranges such as 1K:256M:*4.")  # fmt: skip
-@click.option("--op", type=click.Choice(list(COLLECTIVES)), default="allreduce", show_default=True)
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, metavar="DTYPE",
-              help=f"One of {', '.join(_DTYPES)}.")  # fmt: skip
-@click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
-              help=f"Timed iterations. [default: 10 to 500 by size; {STEPS} steps]")  # fmt: skip
-@click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-              help="Untimed iterations before every block of timed ones.")  # fmt: skip
-@click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides.")
+@with_options(*SWEEP, *TIMING)
 @click.option("--compare", "peers", multiple=True, metavar="LIST",
-              help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}; with python -m benchmarks, in "
-              "hvdlite's sources, also impi, openmpi, or mpi for both.")  # fmt: skip
-@click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
-@click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
+              help="Measure these as well, in turns with hvdlite: gloo, nccl. With python -m benchmarks, in hvdlite's "
+              "sources, also impi, openmpi, or mpi for both.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the tensors are.")  # fmt: skip
 @click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
@@ -102,8 +112,7 @@ def report_file(path: str) -> Path:
               help="What --train trains on GPUs.")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True,
               help="What --train computes in on GPUs, bfloat16 by autocast.")  # fmt: skip
-@click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
-@click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
+@with_options(JSON, MARKDOWN)
 @click.pass_context
 def bench(
     context: click.Context,
@@ -115,7 +124,6 @@ def bench(
     plane: str | None,
     peers: tuple[str, ...],
     registers: bool,
-    shows_limit: bool,
     step: tuple[int, int] | None,
     framework: str | None,
     model: str,
@@ -126,32 +134,25 @@ def bench(
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
     _refuse_ignored(context, trains_on_gpus=framework is not None and device == "cuda")
-    further: Peers = context.obj or {}
-    labels = parse_peers(peers, further)
-    others = {label: further[label] for label in labels if label in further}
-    if step is not None and others:
-        raise click.UsageError(f"{min(others)} has no step of many tensors; compare --many with gloo only.")
+    labels = parse_peers(peers)
     if framework == "torch":
         labels = peers_of_training(device)
     elif framework == "keras":
         require_keras("--train keras")
-    uses_torch = bool(in_process(labels)) or dtype == "bfloat16" or device != "cpu"  # numpy has no bfloat16
-    kind = TensorType(dtype, uses_torch, device)
-    if kind.uses_torch:
-        require_torch("--train" if framework else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
-    require_dtype(labels, dtype, further)
+    kind = tensor_type(dtype, labels, device, "--train" if framework else "")
     require_gpu(labels, device == "cuda")
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(in_process(labels), kind, registers) as systems, open_jobs(others) as (jobs, notes):
+    with open_systems(labels, kind, registers) as systems:
+        notes: list[str] = []
         if device == "cuda":
-            notes += importlib.import_module("hvdlite.bench.measuring.on_gpu").use_own_gpu()
+            notes = importlib.import_module("hvdlite.bench.measuring.on_gpu").use_own_gpu()
         if framework is not None:
             study = _training(framework, device, model, precision, iterations or STEPS, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or STEPS, warmup)
         else:
-            study = sweep(entrants(systems, jobs, shows_limit), kind, op, sizes, iterations, warmup)
+            study = sweep(entrants(systems), kind, op, sizes, iterations, warmup)
         run_study(study, notes, json_file, markdown_file)
 
 
@@ -160,13 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(bench, "hvdlite.bench", arguments)
 
 
-def run_command(
-    command: click.Command, module: str, arguments: Sequence[str] | None, further: Peers | None = None
-) -> int:
-    """Runs ``command`` of ``module``, which can compare with ``further`` peers.
-
-    The exit code is 2 for wrong arguments, 1 for results or peers that failed.
-    """
+def run_command(command: click.Command, module: str, arguments: Sequence[str] | None) -> int:
+    """Runs ``command`` of ``module``. The exit code is 2 for wrong arguments, 1 for results or peers that failed."""
 
     def fail(message: str, code: int) -> int:
         print(f"{module}: {' '.join(message.split())}", file=sys.stderr)
@@ -174,7 +170,7 @@ def run_command(
 
     try:
         rank = Start.read().rank
-        command.main(arguments, f"python -m {module}", standalone_mode=False, obj=further)
+        command.main(arguments, f"python -m {module}", standalone_mode=False)
     except click.Abort:
         return 130
     except click.ClickException as error:  # raised before anything is measured, and the same on all ranks
