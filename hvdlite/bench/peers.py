@@ -16,7 +16,7 @@ OTHERS = ("gloo", "nccl")
 
 
 def parse_peers(lists: Sequence[str], further: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """The labels that the ``lists`` name: some of `OTHERS`, or what a word in ``further`` stands for.
+    """The labels in ``lists``: those of `OTHERS`, and for a word in ``further`` its labels.
 
     Raises UsageError for other words.
     """
@@ -31,9 +31,9 @@ def parse_peers(lists: Sequence[str], further: Mapping[str, Sequence[str]] | Non
 
 
 def tensor_type(dtype: str, labels: Sequence[str], device: str = "cpu", purpose: str = "") -> TensorType:
-    """The tensors for hvdlite and ``labels``: of PyTorch if these, the dtype or the device need that.
+    """The type of tensors for hvdlite and the peers ``labels``: PyTorch's if peers, dtype or device need it.
 
-    Raises UsageError if PyTorch is needed, for a ``purpose``, and missing, or if Gloo does not reduce the dtype.
+    Raises UsageError if PyTorch is needed, for ``purpose``, and missing, or if Gloo does not reduce the dtype.
     """
     kind = TensorType(dtype, bool(labels) or dtype == "bfloat16" or device != "cpu", device)  # numpy has no bfloat16
     if kind.uses_torch:
@@ -56,7 +56,7 @@ def require_torch(purpose: str) -> None:
 
 
 def peers_of_training(device: str) -> list[str]:
-    """The label of what DDP runs over on ``device``; none if this PyTorch has it not."""
+    """The label of DDP's back end on ``device``; none if this PyTorch lacks it."""
     require_torch("--train")
     if device == "cpu":
         return ["gloo"]
@@ -64,7 +64,7 @@ def peers_of_training(device: str) -> list[str]:
 
 
 def require_gpu(labels: Sequence[str], is_asked: bool) -> None:
-    """Raises UsageError where ``labels`` are not those for GPUs, if one ``is_asked`` for, or if PyTorch finds none."""
+    """Raises UsageError if ``labels`` do not suit the device, or if a GPU ``is_asked`` for and PyTorch finds none."""
     if is_asked and (strange := [label for label in labels if label != "nccl"]):
         raise click.UsageError(f"--device cuda compares with nccl only, not with {', '.join(strange)}.")
     if not is_asked and "nccl" in labels:

@@ -44,12 +44,12 @@ class TensorType:
 
 
 class System(Protocol):
-    """Blocking collectives over one-dimensional tensors. ``name`` says which tensors of the ranks belong together."""
+    """Blocking collectives over one-dimensional tensors. Tensors of the ranks with one ``name`` belong together."""
 
     label: str
 
     def zeros(self, kind: TensorType, elements: int) -> Tensor:
-        """A new tensor of one dimension, in the memory that the system is measured with."""
+        """A new tensor of one dimension, in the memory with which the system is measured."""
 
     def allreduce(self, tensor: Tensor, name: str) -> Tensor:
         """Sums ``tensor`` over all ranks, in place."""
@@ -61,7 +61,7 @@ class System(Protocol):
         """The tensors of all ranks, which have equal sizes, one after the other."""
 
     def broadcast(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrites ``tensor`` with that of rank 0."""
+        """Overwrites ``tensor`` with rank 0's."""
 
 
 class Hvdlite:

@@ -18,7 +18,7 @@ _GPU_TOKENS = 512
 
 
 class Workload(NamedTuple):
-    """A model, and the batch of a rank: what the model takes, and the classes that it should find."""
+    """A model, and the batch of a rank: the model's input, and the classes that it should find."""
 
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]
@@ -37,7 +37,7 @@ class Workload(NamedTuple):
 class Transformer(nn.Module):
     """Logits of the next token, shape ``(batch, tokens, vocabulary)``, from tokens of shape ``(batch, tokens)``.
 
-    It needs no position embeddings, since causal attention tells positions apart.
+    It needs no position embeddings, since causal attention distinguishes positions.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int) -> None:

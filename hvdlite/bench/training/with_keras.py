@@ -1,7 +1,7 @@
 """A step of Keras on TensorFlow, compiled: bare, with hvdlite's optimizer, and in TensorFlow's own strategy.
 
-The model is that of ``--train torch`` but for what Keras divides otherwise: queries, keys and values have weights of
-their own, so there are 99 tensors. Keras's `fit` fails in that strategy. A loop of one's own works: there Keras divides
+The model is the one of ``--train torch``, but Keras has separate weights for queries, keys and values, so there are 99
+tensors. Keras's `fit` fails in that strategy. A loop of one's own works: there Keras divides
 the loss by the number of replicas, and its optimizer sums the gradients.
 """
 
@@ -76,7 +76,7 @@ def open_strategy() -> Any:
 
 
 def make_model() -> keras.Model:
-    """Makes the model, with the same initial weights in every process: from tokens to logits of those that follow."""
+    """Makes the model, from tokens to logits of the next tokens, with the same initial weights in every process."""
     keras.utils.set_random_seed(1)
     layers, sizes = keras.layers, SIZES
     tokens = keras.Input((TOKENS,), BATCH, dtype="int32")

@@ -34,7 +34,7 @@ def train(iterations: int, warmup: int) -> Study:
 
 
 def train_on_gpus(model: str, precision: str, iterations: int, warmup: int) -> Study:
-    """The study of the steps of a model of `ON_GPUS`; that of DDP only if a process group of NCCL is open."""
+    """The study of the steps of a model of `ON_GPUS`, with DDP's if a process group of NCCL is open."""
     headline = f"training step on GPUs, {ON_GPUS[model].describes} on each rank, {precision}"
     return Study(headline, COLUMNS_ON_GPUS, _measure_on_gpus(model, precision, iterations, warmup))
 
@@ -54,7 +54,7 @@ def _measure_on_gpus(model: str, precision: str, iterations: int, warmup: int) -
 
 @dataclass(frozen=True)
 class WaitingStep(Candidate):
-    """A step that appends to ``waits`` its seconds of waiting after backward; ``exposed`` are those of timed steps."""
+    """A step that appends its seconds of waiting after backward to ``waits``; ``exposed`` has those of timed steps."""
 
     waits: list[float]
     exposed: list[float] = field(default_factory=list)
