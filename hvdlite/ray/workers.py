@@ -9,8 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.errors import LaunchError
-from hvdlite.hosted.collecting import collect
+from hvdlite.errors import LaunchError, PeerLost, ShutDown
 from hvdlite.hosted.outcomes import Outcome, lost, values
 from hvdlite.hosted.placement import Seat, by_node, seats
 from hvdlite.ray.actor import END_S, RankActor
@@ -20,6 +19,7 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.scope import Scope
 
 _AGAIN: Final = "call shutdown() and start()"
+_GRACE_S: Final = 10.0  # after a failure, for the outcomes of the other ranks and Ray's report of a death
 START_S: Final = 900.0  # for Ray to start processes in which ranks can run; a runtime_env may install packages first
 
 
@@ -96,17 +96,18 @@ class Crew:
 
     def _results(self, references: Sequence[Any]) -> list[Any]:
         pending = dict(zip(references, self.seats, strict=False))
-
-        def wait(scope: Scope) -> list[Outcome]:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=scope.timeout_s)
-            return [_outcome(reference, pending.pop(reference)) for reference in ready]
-
+        outcomes: list[Outcome] = []
+        scope = Scope()
         try:
-            outcomes = collect(list(pending.values()), wait)
+            while pending and (ready := ray.wait(list(pending), num_returns=1, timeout=scope.timeout_s)[0]):
+                outcomes += [_outcome(reference, pending.pop(reference)) for reference in ready]
+                if scope.timeout_s is None and not outcomes[-1].is_success:
+                    scope = Scope.of(_GRACE_S)
         finally:
             if pending:
                 self.kill()
-        return values(outcomes)
+        blamed = {outcome.follows.rank: outcome.follows for outcome in outcomes if outcome.follows is not None}
+        return values(outcomes + [_lost(seat, blamed[seat.rank]) for seat in pending.values() if seat.rank in blamed])
 
     def _get(self, references: Sequence[Any], timeout_s: float | None = None, too_late: str = "") -> list[Any]:
         """The values of ``references``. Raises LaunchError if an actor has ended, or does not answer in time."""
@@ -148,6 +149,12 @@ def _outcome(reference: Any, seat: Seat) -> Outcome:
     except RayError as error:
         return Outcome(seat.rank, seat.host, death=lost(f"died: {_reason(error)}", _AGAIN))
     return outcome
+
+
+def _lost(seat: Seat, reason: PeerLost | ShutDown) -> Outcome:
+    """The outcome of a rank that has not returned, and that another one blames."""
+    cause = reason.cause if isinstance(reason, PeerLost) else "it no longer answers"
+    return Outcome(seat.rank, seat.host, death=f"was lost: {cause}")
 
 
 def _reason(error: RayError) -> str:
