@@ -8,8 +8,8 @@ import hvdlite as hvd
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.pattern import fill
 from hvdlite.bench.measuring.report import Column, Group, Study, make_row, ratio_columns
-from hvdlite.bench.measuring.systems import System, TensorType
-from hvdlite.bench.measuring.timing import Candidate, candidate_for, measure
+from hvdlite.bench.measuring.systems import System, TensorType, candidate_for
+from hvdlite.bench.measuring.timing import Candidate, measure
 
 
 def many(systems: Sequence[System], kind: TensorType, count: int, nbytes: int, iterations: int, warmup: int) -> Study:

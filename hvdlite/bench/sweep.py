@@ -10,8 +10,8 @@ import hvdlite as hvd
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.pattern import fill
 from hvdlite.bench.measuring.report import Column, Group, Study, make_row, ratio_columns
-from hvdlite.bench.measuring.systems import System, TensorType
-from hvdlite.bench.measuring.timing import Candidate, Timed, candidate_for, default_iterations, measure
+from hvdlite.bench.measuring.systems import System, TensorType, candidate_for
+from hvdlite.bench.measuring.timing import Candidate, Timed, default_iterations, measure
 
 
 @dataclass(frozen=True)

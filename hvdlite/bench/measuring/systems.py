@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import hvdlite as hvd
+from hvdlite.bench.measuring.timing import Candidate
 from hvdlite.tensors.dtypes import DType
 
 Tensor = Any  # a numpy array, or a torch tensor when torch takes part
@@ -100,6 +101,15 @@ class Registered(Hvdlite):
         tensor = self._hvd.shared_empty(elements, dtype=kind.native)
         tensor[:] = 0
         return tensor
+
+
+def candidate_for(device: str) -> type[Candidate]:
+    """The class of candidates whose work is timed by the clock of ``device``: "cpu" or "cuda"."""
+    if device == "cpu":
+        return Candidate
+    from hvdlite.bench.measuring.on_gpu import OnGpu  # it imports torch
+
+    return OnGpu
 
 
 OWN = (Hvdlite.label, Registered.label)

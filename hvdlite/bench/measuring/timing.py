@@ -65,15 +65,6 @@ class Candidate:
         return np.array(nanoseconds(self.run, length, warmup, clock)) / 1e9
 
 
-def candidate_for(device: str) -> type[Candidate]:
-    """The class of candidates whose work is timed by the clock of ``device``: "cpu" or "cuda"."""
-    if device == "cpu":
-        return Candidate
-    from hvdlite.bench.measuring.on_gpu import OnGpu  # it imports torch
-
-    return OnGpu
-
-
 def default_iterations(nbytes: int) -> int:
     """Many for small tensors, whose times scatter; few for large ones, whose times are long."""
     return min(max(_MOST_BYTES // nbytes, _FEWEST), _MOST)

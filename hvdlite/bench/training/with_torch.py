@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 import hvdlite.torch as hvd
 from hvdlite import Min, allreduce
 from hvdlite.bench.measuring.report import Column, Group, Row, Study, make_row
-from hvdlite.bench.measuring.timing import Candidate, Clock, Times, candidate_for, measure
+from hvdlite.bench.measuring.systems import candidate_for
+from hvdlite.bench.measuring.timing import Candidate, Clock, Times, measure
 from hvdlite.bench.training.figures import columns, has_equal_weights
 from hvdlite.bench.training.torch_models import ON_CPUS, ON_GPUS, Workload
 
