@@ -103,12 +103,12 @@ class Events:
         number = group.number
         kind = tensors[0].request.kind.name
         submitted = min((each.submitted_at for each in tensors if each.submitted_at), default=0.0)
-        told = [each.told_at for each in tensors if each.told_at]
+        known = [each.told_at for each in tensors if each.told_at]
         which = f'"batch":{work.number},"set":{number}'
-        if submitted and told:
-            self._span(group, _QUEUE, "QUEUE", submitted, max(told), which)
-        if told:
-            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(told), work.agreed_at, which)
+        if submitted and known:
+            self._span(group, _QUEUE, "QUEUE", submitted, max(known), which)
+        if known:
+            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(known), work.agreed_at, which)
         waiting = self._span(group, _WAIT, "WAIT", work.agreed_at, work.moved_at, which)
         details = f'{which},"bytes":{work.nbytes},"waited_us":{_us(work.waited_s)}'
         if work.arrival is not None and work.arrival[2] >= 0:
