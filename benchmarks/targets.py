@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 import click
 
 import hvdlite as hvd
+from benchmarks.limit import LIMITS
 from benchmarks.mpi.libraries import DTYPES as MPI_DTYPES
 from benchmarks.mpi.libraries import LIBRARIES
-from benchmarks.mpi.peers import MPI
-from hvdlite.bench.cli import Parsed, report_file, run_command, run_study
+from benchmarks.mpi.peers import open_jobs
+from hvdlite.bench.cli import MARKDOWN, TIMING, run_command, run_study, with_options
 from hvdlite.bench.measuring.report import Column, Group, Row, Study
 from hvdlite.bench.measuring.systems import OWN, TensorType
-from hvdlite.bench.peers import open_jobs, open_systems, require_torch
+from hvdlite.bench.peers import open_systems, require_torch
 from hvdlite.bench.sweep import Entrant, entrants, measure_size
 from hvdlite.settings import Start
 
@@ -58,11 +59,7 @@ _WIDTH: Final = 24
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
-              help="Timed iterations. [default: 10 to 500 by size]")  # fmt: skip
-@click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-              help="Untimed iterations before every block of timed ones.")  # fmt: skip
-@click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
+@with_options(*TIMING, MARKDOWN)
 def targets(iterations: int | None, warmup: int, markdown_file: Path | None) -> None:
     """Holds all-reduces against their targets. Start it with: hvdrun -np N python -m benchmarks.targets"""
     sizes = sorted({target.ranks for target in TARGETS})
@@ -72,9 +69,9 @@ def targets(iterations: int | None, warmup: int, markdown_file: Path | None) -> 
     require_torch("benchmarks.targets")
     with (
         open_systems(["gloo"], TensorType("float32", uses_torch=True), registers=True) as systems,
-        open_jobs(MPI) as (jobs, notes),
+        open_jobs(LIBRARIES) as (jobs, notes),
     ):
-        study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
+        study = against_targets(entrants(systems) | jobs | LIMITS, iterations, warmup)
         run_study(study, notes, None, markdown_file)
 
 

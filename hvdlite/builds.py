@@ -1,8 +1,8 @@
 """Answers to what Horovod's scripts ask about the build. Every function works before ``init``.
 
-hvdlite always negotiates and moves CPU tensors the same way, without MPI or a vendor's library. Scripts that ask for
-``gloo`` mean exactly that, "works without MPI", so the answer is True. CUDA's driver and NCCL are found when they are
-needed, so about them the answers are what is here now. They leave the driver uninitialized, since forks come later.
+hvdlite always negotiates and moves CPU tensors without MPI or a vendor's library. Scripts that ask for ``gloo`` mean
+"works without MPI", so the answer is True. The answers about CUDA's driver and NCCL describe this machine, because both
+are loaded when needed. They leave the driver uninitialized, since forks come later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gloo_built() -> bool:
 def nccl_built() -> int:
     """The version of the NCCL that hvdlite uses here, such as 22304 for 2.23.4; 0 if there is none, or a too old one.
 
-    Loads it: the framework's, if that is imported already.
+    Loads NCCL: the framework's, if a framework is imported.
     """
     from hvdlite.planes.nccl.library import library  # most programs never ask
 
@@ -77,7 +77,7 @@ def rocm_built() -> bool:
 
 
 def describe_gpus() -> dict[str, str | int]:
-    """Returns what there is of CUDA and of NCCL, and why not.
+    """Returns the versions of CUDA and NCCL here, or the reasons for their absence.
 
     Initializes the driver, so it is for a process of its own.
     """

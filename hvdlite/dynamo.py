@@ -69,7 +69,7 @@ def _code_marker(eval_frame: Any) -> Callable[[CodeType], None]:
 
 
 def _functions_of(owner: ModuleType | type, seen: set[type]) -> Iterator[FunctionType]:
-    """The functions in ``owner``, those in its classes that were not ``seen`` before, and those that they wrap."""
+    """The functions in ``owner`` and in its classes, except ``seen`` ones, and the functions that they wrap."""
     for value in list(vars(owner).values()):
         if isinstance(value, type):
             if value not in seen and value.__module__.partition(".")[0] == _PACKAGE:
@@ -85,7 +85,7 @@ def _functions_of(owner: ModuleType | type, seen: set[type]) -> Iterator[Functio
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """``code``, if it is ours, and that of the functions in it."""
+    """``code``, if it is ours, and the code of the functions in it."""
     if code.co_filename.startswith(_FOLDER) and code.co_filename != _TRACED:
         yield code
         for constant in code.co_consts:

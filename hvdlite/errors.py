@@ -1,6 +1,6 @@
 """Every error a user can meet, in one tree.
 
-The type says whose fault it is; the message names ranks, tensor and what to do next::
+The type shows whose fault it is; the message names ranks, tensor and what to do next::
 
     HvdError(RuntimeError)
     ├── HorovodInternalError      a collective did not happen (the class Horovod's users catch)
@@ -41,7 +41,7 @@ def _rebuild(kind: type[HvdError], args: tuple[Any, ...], attributes: dict[str, 
 class HorovodInternalError(HvdError):
     """A collective failed; its result must not be used.
 
-    ``blamed`` is the rank because of which `init` failed, and what became of that rank; None if that is not known.
+    ``blamed`` is the rank that made `init` fail, and its fate; None if unknown.
     """
 
     blamed: tuple[int, str] | None = None
@@ -81,7 +81,7 @@ class PeerLost(HorovodInternalError):
 class Stalled(HorovodInternalError):
     """Some ranks submitted a tensor and others did not within the allowed time.
 
-    ``missing_by_rank`` maps each late rank to the names that it never submitted.
+    ``missing_by_rank`` maps each late rank to the names that it did not submit.
     """
 
     def __init__(self, missing_by_rank: Mapping[int, Sequence[str]], waited_s: float) -> None:
@@ -144,7 +144,7 @@ class CannotStart(LaunchError):
 class WorkerFailed(LaunchError):
     """A rank ended with a non-zero code, or by a signal (``code`` is then 128 + the signal's number).
 
-    ``how`` replaces the code in the message where an engine does not tell it.
+    ``how`` replaces the code in the message if an engine does not report it.
     """
 
     def __init__(self, rank: int, host: str, code: int, last_lines: Sequence[str], how: str = "") -> None:

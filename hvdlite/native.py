@@ -2,7 +2,7 @@
 
 ``native/include/hvdlite.h`` is the same list in C; a test compares the two. The library is found beside this file
 (``hvdlite/_native/``), loaded on first use, and refused if its ABI version differs. Calls release the GIL.
-Where it cannot be used, `absence` says why, and ranks do its work in Python.
+If it cannot be used, `absence` returns the reason, and ranks do its work in Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reduction(ctypes.Structure):
 
 
 class Spin(ctypes.Structure):
-    """Decides, by its experience, whether a thread spins before it sleeps."""
+    """State that decides, from earlier waits, whether a thread spins before it sleeps."""
 
     _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint32))
 
@@ -135,7 +135,7 @@ def absence() -> str:
 
 
 def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:
-    """Raises the error of ``status`` unless that is OK: for an abort ``aborted_by``."""
+    """Raises the error of ``status`` unless it is OK; for an abort, ``aborted_by``."""
     if status == OK:
         return
     if status == ABORTED and aborted_by is not None:

@@ -1,8 +1,8 @@
-"""How long an operation may wait, and whether anyone still wants its result.
+"""How long an operation may wait, and whether its result is still wanted.
 
-Whatever waits takes a `Scope` from its caller, as in trio: the deadline of the whole operation is fixed once, and a
-thread that waits for others can be stopped. A scope within another one ends no later than that one does. Agents
-import this module, so it needs the standard library only.
+A function that waits takes a `Scope` from its caller, as in trio: the deadline of the whole operation is fixed once,
+and a waiting thread can be stopped. A scope within another one ends no later than the outer one. Agents import this
+module, so it needs the standard library only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Cancelled(BaseException):
 
 
 class Scope:
-    """A deadline, on the monotonic clock in seconds, and a reason to stop waiting, once there is one."""
+    """A deadline, on the monotonic clock in seconds, and the reason to stop waiting once it is cancelled."""
 
     def __init__(self, deadline: float = math.inf, within: Scope | None = None, watch: Callable[[], str] = str) -> None:
-        """``watch`` is asked while something waits, and returns the reason to stop, or nothing."""
+        """Waits call ``watch``, which returns the reason to stop, or an empty text."""
         self.deadline: float = deadline if within is None else min(deadline, within.deadline)
         self._outer = within
         self._watch = watch
@@ -57,7 +57,7 @@ class Scope:
 
     @property
     def timeout_s(self) -> float | None:
-        """The same as the standard library's waits take it: None without a deadline."""
+        """The same for waits of the standard library: None without a deadline."""
         return None if math.isinf(self.deadline) else self.left_s
 
     @property
@@ -71,6 +71,6 @@ class Scope:
             raise Cancelled(reason)
 
     def pause_s(self) -> float:
-        """The seconds to wait before asking again: few enough to see a cancellation soon. Raises Cancelled."""
+        """The seconds to wait before the next check: few enough to notice a cancellation soon. Raises Cancelled."""
         self.check()
         return min(self.left_s, _LOOK_S)

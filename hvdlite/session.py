@@ -62,9 +62,9 @@ class Session:
         on_met: Callable[[int], None],
         scope: Scope,
     ) -> None:
-        """Joins the next epoch of the job. ``number`` counts those of this process, where ranks meet in one epoch only.
+        """Joins the next epoch of the job; ``number`` is its number where a meeting serves one epoch only.
 
-        ``on_met`` is called with the number of the epoch when all ranks have come together.
+        ``on_met`` is called with the number of the epoch when all ranks have met.
         """
         self.presence, self._box = presence, box
         scope = Scope.of(options.start_timeout, scope)
@@ -103,7 +103,7 @@ class Session:
     def close(self) -> None:
         """Leaves the job and ends the threads, within little more than ``shutdown_timeout``.
 
-        If a signal handler interrupts it, it continues in the background, and another call waits for that.
+        If a signal handler interrupts it, closing continues in the background, and another call waits for its end.
         """
         do_apart(lambda _: self._close(), "shutdown()")
 
@@ -137,23 +137,23 @@ class Session:
         self._box.stop()
 
     def _sum_up(self) -> None:
-        """Says where the time went, on rank 0, if no hvdrun does."""
+        """Logs where the time went, on rank 0, unless hvdrun reports that."""
         if self.options.summary and self.membership.rank == 0 and not self._box.is_read:
             hosts = [host.name for host in self.membership.hosts]
             if line := self._box.account.describe(hosts, time.monotonic()):
                 logger.info("%s", line)
 
     def _groups(self) -> list[Group]:
-        """All groups. That of all ranks ends last, because it tells the others what happens, and has the memory."""
+        """All groups, the one of all ranks last: it reports to the others what happens, and has the memory."""
         return list(reversed(self.sets.groups.values()))
 
 
 _lock = threading.RLock()  # reentrant, because a signal handler may call shutdown() while its thread is in init()
-_beginning = threading.Lock()  # held to begin a session: an earlier, interrupted one may still be giving up
+_beginning = threading.Lock()  # held to begin a session: an earlier, interrupted `init` may still be ending
 _current: Session | None = None
 _leaving: Session | None = None  # the session that `shutdown` is closing
-_next_epoch = 0  # for places where ranks meet in one epoch only, found by its number
-_begun = 0  # sessions of this process
+_next_epoch = 0  # its number, for meetings that serve one epoch only
+_begun = 0  # the number of sessions of this process
 _inherited: Session | None = None  # a session that this process must neither use nor close
 _origin: Session | None = None  # the session in which this process was forked, until it begins its own
 
@@ -163,11 +163,10 @@ def init(
 ) -> None:
     """Joins the job that the environment describes and waits for all its ranks; alone, makes a job of one.
 
-    Called again, it only registers those of ``process_sets`` that are not registered yet, the same on all ranks. The
-    text "dynamic" is accepted without effect, since sets can always be added. ``comm`` may list the ranks of the job,
-    but only all of them. Raises ValueError for invalid settings and arguments, and HorovodInternalError if ranks are
-    missing or do not match. If only the process sets are wrong, the session has begun all the same. If a signal handler
-    interrupts the call that would begin a session, none has begun.
+    Called again, it only registers new ``process_sets``, which must be the same on all ranks. The text "dynamic" has no
+    effect, since sets can always be added. ``comm`` may only list all ranks of the job. Raises ValueError for invalid
+    settings and arguments, and HorovodInternalError if ranks are missing or do not match. An error of the process sets
+    alone leaves a session. If a signal handler interrupts the call, it begins no session.
     """
     begun: list[Session] = []
     try:
@@ -179,7 +178,7 @@ def init(
 
 
 def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[Session]) -> None:
-    """Puts a session that it begins into ``begun``, unless the session outlives an error of this call."""
+    """Puts a session that it begins into ``begun``, unless the session is to outlive an error of this call."""
     with _lock:
         _finish_leaving()
         if _current is not None:
@@ -198,7 +197,7 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
 
 
 def _begin(start: Start, options: Settings, scope: Scope, begun: list[Session]) -> None:
-    """Creates the current session, and takes it back if the caller of `init` is interrupted meanwhile."""
+    """Creates the current session, and closes it again if the caller of `init` was interrupted meanwhile."""
     global _current, _begun, _origin
     configure(start.rank, options.log_level, options.log_hide_time)
     with _beginning:
@@ -234,7 +233,7 @@ def _met(start: Start, options: Settings, scope: Scope) -> Session:
     try:
         try:
             return Session(start, options, presence, box, _next_epoch, _have_met, scope)
-        except MeetingOver as over:  # this rank was interrupted just when all had come together
+        except MeetingOver as over:  # an earlier `init` was interrupted just when all ranks had met
             _have_met(over.epoch)
             return Session(start, options, presence, box, _next_epoch, _have_met, scope)
     except BaseException as error:
@@ -253,8 +252,8 @@ def _have_met(epoch: int) -> None:
 def shutdown() -> None:
     """Leaves the job. Collectives that are not running yet fail with ShutDown on every rank. May be called twice.
 
-    If a signal handler interrupts it, this process has left its session; another call, like `init`, waits until all of
-    that session is closed.
+    If a signal handler interrupts it, this process has left its session; the next call, as well as `init`, waits until
+    the session is closed.
     """
     global _leaving
     with _lock:
@@ -275,9 +274,9 @@ def _finish_leaving() -> None:
 
 
 def _at_exit() -> None:
-    """Skips the goodbye: the kernel tells peers that this process exited, so it has ended before any of them raises.
+    """Sends no goodbye: peers notice the end of the process, so it has ended before any of them raises.
 
-    That shows a launcher who failed first. A failed rank that said goodbye here might end after those that heard it.
+    So a launcher sees which rank failed first. With a goodbye, a failed rank might end after the ranks that got it.
     """
     global _current, _inherited
     with _lock:
@@ -296,7 +295,7 @@ def _after_fork_in_child() -> None:
     _origin = _current or _origin
     _current, _leaving, _inherited = None, None, inherited
     if inherited is not None:
-        inherited.presence.close()  # not the parent's
+        inherited.presence.close()  # this process's copy of the descriptor
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -336,14 +335,14 @@ def _not_initialized() -> str:
 
 
 def shared_arena() -> Arena | None:
-    """The memory that ranks of this host share; None outside of a session, without such memory, or after a failure."""
+    """The memory that ranks of this host share; None outside of a session, after a failure, or if there is none."""
     memory = None if _current is None else _current.everyone.memory
     arena = memory and memory.arena
     return arena if arena is not None and arena.is_shared else None
 
 
 def known_session() -> Session:
-    """The session, or in a forked child its parent's, for what both know. Raises ValueError if there is neither."""
+    """The session, or in a forked child its parent's, for facts about the job. Raises ValueError without either."""
     session = _current or _origin
     if session is None:
         raise ValueError(_not_initialized())

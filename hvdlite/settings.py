@@ -43,10 +43,10 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The launcher's settings, which say which rank this process is; already validated.
+    """The launcher's settings, which define the rank of this process; already validated.
 
     hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults make
-    a job of one. Once the ranks have met, their `Membership` says who they are.
+    a job of one. Once the ranks have met, `Membership` replaces them.
     """
 
     rank: int = _setting(0, "rank of this process", horovod=True, at_least=0, begins="This process")
@@ -67,7 +67,7 @@ class Start:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Start:
-        """Reads ``environ``, by default this process's, else that of process ``pid``.
+        """Reads ``environ``, by default this process's, else the environment of process ``pid``.
 
         Raises ValueError naming the variable.
         """
@@ -236,7 +236,7 @@ def cache_home() -> Path:
 
 
 def doubt_about_size() -> str:
-    """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
+    """Returns why the user probably did not want a job of one; empty if nothing suggests that."""
     return doubt(os.environ)
 
 
@@ -307,7 +307,7 @@ def _rows(part: type[Start | Settings]) -> Iterator[Spec]:
 
 
 def parse_ports(text: str) -> range | None:
-    """The ports that ``HVDLITE_PORT_RANGE=text`` stands for, None for any. Raises ValueError naming the variable."""
+    """The ports of ``HVDLITE_PORT_RANGE=text``, None for any. Raises ValueError naming the variable."""
     if not text:
         return None
     first, dash, last = text.partition("-")

@@ -1,10 +1,10 @@
 """The duration for which a waiting rank spins before it sleeps: as long as a wake-up takes on its host.
 
-A rank that sleeps continues one wake-up late, and one that spins takes processor time. Spinning for the time of a
+A rank that sleeps continues one wake-up late, and a rank that spins takes processor time. Spinning for the time of a
 wake-up, and then sleeping, never costs more than twice the better of the two, whenever the peer comes. (The
 ski-rental rule: Karlin and others, "Competitive randomized algorithms for nonuniform problems", SODA 1990.)
-A virtual machine may take far longer to wake than a real one, especially while its host is busy, so the time is
-measured, once. Load that comes later makes spins rare where they are in vain (``native/kernels/spin.h``).
+A virtual machine may wake far more slowly than a real one, especially on a busy host, so the time is measured, once.
+Under later load spins that keep failing become rare (``native/kernels/spin.h``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while 
 
 
 def spin_us(settings: Settings, ranks: int) -> float:
-    """The time that each of the ``ranks`` of this host should spin, in µs; measured unless ``settings`` say it.
+    """The time that each of the ``ranks`` of this host should spin, in µs; measured unless ``settings`` set it.
 
-    Ranks that share cores, or have a quota, do not spin: the awaited peer may need this rank's core. Where other
-    programs keep the cores busy, a wake-up takes long because of them, and spinning would only add to the load.
+    Ranks that share cores, or have a quota, do not spin: the awaited peer may need this rank's core. If other programs
+    keep the cores busy, wake-ups are slow because of them, and spinning would add to the load.
     """
     if settings.spin >= 0:
         return settings.spin
     cores = usable_cores()
-    if native.absence():  # which is what spins
+    if native.absence():  # native code spins
         return 0.0
     if ranks > cores or cores < 2:
         return 0.0
@@ -44,7 +44,7 @@ def spin_us(settings: Settings, ranks: int) -> float:
 def agreed_spin_us(settings: Settings, members: Membership, exchange: Callable[[float], Sequence[float]]) -> float:
     """The time that this rank should spin, in µs. The leader of each host measures it while the others wait.
 
-    ``exchange`` publishes a number and returns those of all ranks.
+    ``exchange`` publishes a number and returns the numbers of all ranks.
     """
     leader, *others = members.on_this_host
     measured = exchange(spin_us(settings, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)

@@ -1,10 +1,9 @@
 """Leaves hvdlite's own frames out of the tracebacks of errors that the user can fix, and of Ctrl-C.
 
-Uncaught errors are shown by ``sys.excepthook``, ``threading.excepthook``, or in a notebook by IPython. `install` puts
-one step before each. It cuts off the frames below the user's call, of errors whose text says what is wrong and of those
-that they were raised from. What hvdlite did not expect is the cause of an HvdError, and keeps its frames. A program
-that catches an error gets the whole traceback, and calls that succeed pay nothing, since no public function has to
-catch what passes through it.
+``sys.excepthook``, ``threading.excepthook``, and in a notebook IPython show uncaught errors. `install` puts one step
+before each, which cuts off the frames below the user's call, if the text of the error explains it. The unexpected cause
+of an HvdError keeps its frames. A program that catches an error gets the whole traceback, and successful calls cost
+nothing, because no public function catches errors for this.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _OF_THE_USER: Final = (
     KeyboardInterrupt,
 )
 _OURS: Final = os.path.dirname(__file__) + "/"  # as code objects have it: a link on the way stays one
-_PROGRAMS: Final = _OURS + "bench/"  # called by nobody
+_PROGRAMS: Final = _OURS + "bench/"  # not called by users
 _STANDARD: Final = os.path.dirname(os.__file__) + "/"
 _FRAMEWORKS: Final = ("torch",)
 _INSTALLED: Final = (_STANDARD + "site-packages/", _STANDARD + "dist-packages/")
@@ -69,7 +68,7 @@ def _install_in(shell: Any) -> None:
 
 
 def shorten(error: BaseException) -> None:
-    """Cuts the frames below the user's call off ``error`` and what it was raised from, unless the setting is full."""
+    """Cuts off the frames below the user's call, of ``error`` and of its causes, unless the setting is "full"."""
     try:
         if Settings.read().traceback == "full":
             return
@@ -84,7 +83,7 @@ def shorten(error: BaseException) -> None:
         seen.add(id(each))
         cause = each.__cause__
         if isinstance(cause, HvdError) and str(cause) in str(each):
-            each.__cause__ = None  # its text is told once
+            each.__cause__ = None  # to show its text only once
         elif isinstance(cause, HvdError) or not isinstance(each, HvdError):
             left.append(cause)
         if each.__context__ is not cause:
@@ -99,11 +98,11 @@ def shorten(error: BaseException) -> None:
 def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> TracebackType | None:
     """Cuts ``trace`` below the user's call, even if it ends inside the standard library; None if there is no such call.
 
-    A framework's frames between two of ours, such as those of ``torch.no_grad``, are not the user's either.
+    A framework's frames between two of ours, as of ``torch.no_grad``, are not the user's either.
     """
     first = trace
-    last = None  # the last frame that is the user's, or another library's
-    between = None  # one of a framework since, which we called
+    last = None  # the last frame of the user, or of another library
+    between = None  # a later frame of a framework that we called
     is_within = False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

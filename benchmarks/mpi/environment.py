@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.mpi.libraries import Library
-from hvdlite.bench.peers import Unavailable
+from hvdlite.errors import HvdError
 
 _INSTALL_S: Final = 300.0
 _ENGINES: Final = ("HVDLITE_", "PMI", "OMPI_COMM_", "OMPI_UNIVERSE_", "PRTE_", "HYD")
+
+
+class Unavailable(HvdError):
+    """A library cannot be measured here."""
 
 
 def folder_of(library: Library) -> Path:

@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 
 import hvdlite as hvd
-from benchmarks.mpi.environment import bin_folder, environ, run
+from benchmarks.mpi.environment import Unavailable, bin_folder, environ, run
 from benchmarks.mpi.libraries import Library
 from hvdlite.bench.measuring.timing import Clock, Times
-from hvdlite.bench.peers import Unavailable
+from hvdlite.bench.sweep import Work
 from hvdlite.errors import HvdError
 
 _START_S: Final = 60.0
@@ -71,9 +71,9 @@ class MpiJob:
         self._connection.settimeout(_REPLY_S)
         self._replies = connection.makefile("rb")
 
-    def candidate(self, op: str, dtype: str, elements: int) -> _Candidate:
-        """Returns the collective ``op`` on tensors of ``elements``. All ranks make the same one."""
-        return _Candidate(self.label, self, {"op": op, "dtype": dtype, "elements": elements})
+    def candidate(self, work: Work) -> _Candidate:
+        """Returns the candidate for ``work``. All ranks make the same one."""
+        return _Candidate(self.label, self, {"op": work.op, "dtype": work.kind.dtype, "elements": work.elements})
 
     def ask(self, request: dict[str, Any], numbers: int) -> dict[str, Any]:
         """Returns the reply to ``request``, with at most that many ``numbers`` in it. Raises HvdError."""

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hvdlite.bench.measuring.block import nanoseconds
-from hvdlite.bench.measuring.pattern import fill, is_first, is_gathered, is_sum
+from hvdlite.bench.measuring.pattern import fill, is_first, is_gathered, is_sum, nanoseconds
 
 np: Any = importlib.import_module("numpy")
 IS_RIGHT = {"allreduce": is_sum, "allgather": is_gathered, "broadcast": is_first}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,13 @@ import hvdlite as hvd
 from hvdlite.bench.many import many
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.report import Group, Study, heading, lines, to_json, to_markdown
-from hvdlite.bench.measuring.systems import TensorType
 from hvdlite.bench.peers import (
-    OTHERS,
-    Peers,
-    in_process,
-    open_jobs,
     open_systems,
     parse_peers,
     peers_of_training,
-    require_dtype,
     require_gpu,
     require_keras,
-    require_torch,
+    tensor_type,
 )
 from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
@@ -45,13 +40,12 @@ from hvdlite.tensors.dtypes import DType
 _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
 _DTYPES = [str(dtype) for dtype in DType if dtype is not DType.BOOL]
 _PLANES = next(spec.choices for spec in table() if spec.name == "plane")
-_STEPS = 20
-_MODELS = ("resnet50", "transformer", "layers", "tiny")
-_FOR_GPUS = {"--fuse", "--parts", "--model", "--precision", "--trace"}
+STEPS = 20
+MODELS = ("resnet50", "transformer", "layers", "tiny")
+PRECISIONS = ("float32", "bfloat16")
 _IGNORED = {
-    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit", "--fuse"},
-    "--many": {"--sizes", "--op", "--limit"},
-    "--parts": {"--op", "--compare", "--registered", "--limit", "--fuse"},
+    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered"},
+    "--many": {"--sizes", "--op"},
 }
 """By mode: the options that it does not take."""
 
@@ -76,39 +70,49 @@ def report_file(path: str) -> Path:
     return Path(path)
 
 
+SWEEP = (
+    click.option("--sizes", type=Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
+                 help="Bytes: a list, with ranges such as 1K:256M:*4."),
+    click.option("--op", type=click.Choice(list(COLLECTIVES)), default="allreduce", show_default=True),
+    click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, metavar="DTYPE",
+                 help=f"One of {', '.join(_DTYPES)}."),
+    click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides."),
+    click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too."),
+)  # fmt: skip
+TIMING = (
+    click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
+                 help=f"Timed iterations. [default: 10 to 500 by size; {STEPS} steps]"),
+    click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
+                 help="Untimed iterations before every block of timed ones."),
+)  # fmt: skip
+JSON = click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
+MARKDOWN = click.option(
+    "--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too."
+)
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds ``options`` to a command, for commands that share some."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--sizes", type=Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
-              help="Bytes: a list, with ranges such as 1K:256M:*4.")  # fmt: skip
-@click.option("--op", type=click.Choice(list(COLLECTIVES)), default="allreduce", show_default=True)
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, metavar="DTYPE",
-              help=f"One of {', '.join(_DTYPES)}.")  # fmt: skip
-@click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
-              help=f"Timed iterations. [default: 10 to 500 by size; {_STEPS} steps]")  # fmt: skip
-@click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-              help="Untimed iterations before every block of timed ones.")  # fmt: skip
-@click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides.")
+@with_options(*SWEEP, *TIMING)
 @click.option("--compare", "peers", multiple=True, metavar="LIST",
-              help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}; with python -m benchmarks, in "
-              "hvdlite's sources, also impi, openmpi, or mpi for both.")  # fmt: skip
-@click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
-@click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
+              help="Measure these as well, in turns with hvdlite: gloo, nccl. With python -m benchmarks, in hvdlite's "
+              "sources, also impi, openmpi, or mpi for both.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the tensors are.")  # fmt: skip
-@click.option("--fuse", "fuses", is_flag=True, help="With --many on GPUs: measure both ways to fuse, too.")
-@click.option("--parts", "shows_parts", is_flag=True, help="What a blocking all-reduce on a GPU consists of.")
 @click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "framework", is_flag=False, flag_value="torch", type=click.Choice(["torch", "keras"]),
               help="The step of a transformer: bare, hvdlite, and DDP over Gloo; with keras, which runs on TensorFlow, "
               "MultiWorkerMirroredStrategy instead.")  # fmt: skip
-@click.option("--model", type=click.Choice(_MODELS), default="transformer", show_default=True,
+@click.option("--model", type=click.Choice(MODELS), default="transformer", show_default=True,
               help="What --train trains on GPUs.")  # fmt: skip
-@click.option("--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+@click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True,
               help="What --train computes in on GPUs, bfloat16 by autocast.")  # fmt: skip
-@click.option("--trace", "trace_file", type=Parsed("FILE", report_file),
-              help="With --train on GPUs: write where in a step the host submits, for chrome://tracing.")  # fmt: skip
-@click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
-@click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
+@with_options(JSON, MARKDOWN)
 @click.pass_context
 def bench(
     context: click.Context,
@@ -120,51 +124,35 @@ def bench(
     plane: str | None,
     peers: tuple[str, ...],
     registers: bool,
-    shows_limit: bool,
     step: tuple[int, int] | None,
     framework: str | None,
     model: str,
     precision: str,
-    trace_file: Path | None,
     device: str,
-    fuses: bool,
-    shows_parts: bool,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, {"--train": framework is not None, "--many": step is not None, "--parts": shows_parts})
-    _refuse_without_gpus(context, device, framework is not None, step is not None)
-    further: Peers = context.obj or {}
-    labels = parse_peers(peers, further)
-    others = {label: further[label] for label in labels if label in further}
-    if step is not None and others:
-        raise click.UsageError(f"{min(others)} has no step of many tensors; compare --many with gloo only.")
+    _refuse_ignored(context, trains_on_gpus=framework is not None and device == "cuda")
+    labels = parse_peers(peers)
     if framework == "torch":
-        labels = [] if trace_file is not None else peers_of_training(device)  # a trace shows hvdlite alone
+        labels = peers_of_training(device)
     elif framework == "keras":
         require_keras("--train keras")
-    uses_torch = bool(in_process(labels)) or dtype == "bfloat16" or device != "cpu"  # numpy has no bfloat16
-    kind = TensorType(dtype, uses_torch, device)
-    if kind.uses_torch:
-        require_torch("--train" if framework else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
-    require_dtype(labels, dtype, further)
+    kind = tensor_type(dtype, labels, device, "--train" if framework else "")
     require_gpu(labels, device == "cuda")
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(in_process(labels), kind, registers, fuses) as systems, open_jobs(others) as (jobs, notes):
+    with open_systems(labels, kind, registers) as systems:
+        notes: list[str] = []
         if device == "cuda":
-            notes += importlib.import_module("hvdlite.bench.gpu.timed").use_own_gpu()
-        if framework == "torch" and device == "cuda":
-            study = _training_on_gpus(model, precision, iterations or _STEPS, warmup, trace_file)
-        elif shows_parts:
-            study = importlib.import_module("hvdlite.bench.gpu.parts").parts(kind, sizes, iterations, warmup)
-        elif framework is not None:
-            study = _training(framework, iterations or _STEPS, warmup)
+            notes = importlib.import_module("hvdlite.bench.measuring.on_gpu").use_own_gpu()
+        if framework is not None:
+            study = _training(framework, device, model, precision, iterations or STEPS, warmup)
         elif step is not None:
-            study = many(systems, kind, *step, iterations or _STEPS, warmup)
+            study = many(systems, kind, *step, iterations or STEPS, warmup)
         else:
-            study = sweep(entrants(systems, jobs, shows_limit), kind, op, sizes, iterations, warmup)
+            study = sweep(entrants(systems), kind, op, sizes, iterations, warmup)
         run_study(study, notes, json_file, markdown_file)
 
 
@@ -173,13 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(bench, "hvdlite.bench", arguments)
 
 
-def run_command(
-    command: click.Command, module: str, arguments: Sequence[str] | None, further: Peers | None = None
-) -> int:
-    """Runs ``command`` of ``module``, which can compare with ``further`` peers.
-
-    The exit code is 2 for wrong arguments, 1 for results or peers that failed.
-    """
+def run_command(command: click.Command, module: str, arguments: Sequence[str] | None) -> int:
+    """Runs ``command`` of ``module``. The exit code is 2 for wrong arguments, 1 for results or peers that failed."""
 
     def fail(message: str, code: int) -> int:
         print(f"{module}: {' '.join(message.split())}", file=sys.stderr)
@@ -187,7 +170,7 @@ def run_command(
 
     try:
         rank = Start.read().rank
-        command.main(arguments, f"python -m {module}", standalone_mode=False, obj=further)
+        command.main(arguments, f"python -m {module}", standalone_mode=False)
     except click.Abort:
         return 130
     except click.ClickException as error:  # raised before anything is measured, and the same on all ranks
@@ -199,46 +182,29 @@ def run_command(
     return 0
 
 
-def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
-    """Raises UsageError for options that the chosen one of ``modes`` would ignore."""
-    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
-    if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} exclude each other; give one of them.")
-    for mode in chosen:
-        for parameter in context.command.params:
-            is_given = context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
-            if is_given and parameter.opts[0] in _IGNORED[mode]:
-                raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
-
-
-def _refuse_without_gpus(context: click.Context, device: str, trains: bool, has_step: bool) -> None:
-    """Raises UsageError for options that mean something on GPUs only, or in one of their modes."""
+def _refuse_ignored(context: click.Context, trains_on_gpus: bool) -> None:
+    """Raises UsageError for two modes, and for options that the chosen mode would ignore."""
     given = {
         parameter.opts[0]
         for parameter in context.command.params
         if context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
     }
-    needless = given & _FOR_GPUS if device == "cpu" else set()
-    if not trains:
-        needless |= given & {"--model", "--precision", "--trace"}
-    if not has_step:
-        needless |= given & {"--fuse"}
-    if needless:
-        raise click.UsageError(f"{sorted(needless)[0]} needs --device cuda, and its mode; see --help.")
+    modes = sorted(given & _IGNORED.keys())
+    if len(modes) > 1:
+        raise click.UsageError(f"{' and '.join(modes)} exclude each other; give one of them.")
+    for mode in modes:
+        if ignored := given & _IGNORED[mode]:
+            raise click.UsageError(f"{min(ignored)} means nothing with {mode}; leave it out.")
+    if not trains_on_gpus and (ignored := given & {"--model", "--precision"}):
+        raise click.UsageError(f"{min(ignored)} needs --train on --device cuda.")
 
 
-def _training_on_gpus(model: str, precision: str, steps: int, warmup: int, trace_file: Path | None) -> Study:
-    if trace_file is not None:
-        from hvdlite.bench.training.trace import trace
-
-        return trace(model, precision, steps, warmup, trace_file)
-    from hvdlite.bench.training.with_gpus import train
-
-    return train(model, precision, steps, warmup)
-
-
-def _training(framework: str, steps: int, warmup: int) -> Study:
-    study: Study = importlib.import_module(f"hvdlite.bench.training.with_{framework}").train(steps, warmup)
+def _training(framework: str, device: str, model: str, precision: str, steps: int, warmup: int) -> Study:
+    module = importlib.import_module(f"hvdlite.bench.training.with_{framework}")
+    if framework == "torch" and device == "cuda":
+        study: Study = module.train_on_gpus(model, precision, steps, warmup)
+    else:
+        study = module.train(steps, warmup)
     return study
 
 

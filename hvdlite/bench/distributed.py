@@ -1,4 +1,4 @@
-"""torch.distributed as a system, over Gloo or NCCL, in the same processes; it finds peers by its own variables."""
+"""torch.distributed as a system, over Gloo or NCCL, in the same processes; it finds its peers by MASTER_ADDR."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def open_distributed(label: str, rank: int, size: int) -> Iterator[Distributed]:
 
 
 def _use_network_of_job() -> None:
-    """Names the job's interface to Gloo, which takes that of the host's name otherwise: on many hosts the loopback."""
+    """Makes Gloo use the job's interface. Its default is the interface of the host's name, often the loopback."""
     address = Settings.read().address
     for interface in describe_network()["interfaces"]:
         if any(each.partition("/")[0] == address for each in interface["addresses"]):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import hvdlite as hvd
-from hvdlite.bench.candidates import candidate_for
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.pattern import fill
 from hvdlite.bench.measuring.report import Column, Group, Study, make_row, ratio_columns
-from hvdlite.bench.measuring.systems import System, TensorType
+from hvdlite.bench.measuring.systems import System, TensorType, candidate_for
 from hvdlite.bench.measuring.timing import Candidate, measure
 
 

@@ -1,69 +1,26 @@
-"""The systems that hvdlite can be compared with, and which of them a study can use."""
+"""What hvdlite is compared with in the same processes, torch.distributed over Gloo or NCCL, and what that needs."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import click
 
 import hvdlite as hvd
 from hvdlite.bench.measuring.systems import Hvdlite, Registered, System, TensorType
-from hvdlite.bench.measuring.timing import Timed
-from hvdlite.errors import HvdError
+
+OTHERS = ("gloo", "nccl")
 
 
-class Unavailable(HvdError):
-    """A peer cannot be measured here."""
+def parse_peers(lists: Sequence[str], further: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """The labels in ``lists``: those of `OTHERS`, and for a word in ``further`` its labels.
 
-
-class Job(Protocol):
-    """Processes of a peer, one beside each rank of the benchmark."""
-
-    label: str
-    version: str
-
-    def candidate(self, op: str, dtype: str, elements: int) -> Timed:
-        """Returns the collective ``op`` on tensors of ``elements``. All ranks make the same one."""
-
-
-class Peer(NamedTuple):
-    """A peer that runs in processes of its own, and takes part in sweeps only.
-
-    Its ``family`` in lower case stands for all peers of that family. All ranks call ``open``; all of them raise
-    Unavailable, or none does.
+    Raises UsageError for other words.
     """
-
-    family: str
-    dtypes: frozenset[str]
-    open: Callable[[], AbstractContextManager[Job]]
-
-
-Peers = Mapping[str, Peer]
-"""Further peers, by label. The wheel has none; `benchmarks.mpi` adds MPI."""
-
-
-def _distributed(label: str) -> AbstractContextManager[System]:
-    from hvdlite.bench.distributed import open_distributed  # torch is imported only where it is measured
-
-    return open_distributed(label, hvd.rank(), hvd.size())
-
-
-OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {
-    label: partial(_distributed, label) for label in ("gloo", "nccl")
-}
-"""The systems that run in this process, and how to open them."""
-
-
-def parse_peers(lists: Sequence[str], further: Peers) -> list[str]:
-    """The labels that the ``lists`` name. Raises UsageError for a word that names neither a peer nor a family."""
-    meanings = {label: [label] for label in (*OTHERS, *further)}
-    for label, peer in further.items():
-        meanings.setdefault(peer.family.lower(), []).append(label)
+    meanings = {label: [label] for label in OTHERS} | dict(further or {})
     labels: list[str] = []
     for word in (word.strip() for each in lists for word in each.split(",")):
         if word not in meanings:
@@ -73,9 +30,19 @@ def parse_peers(lists: Sequence[str], further: Peers) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
-def in_process(labels: Sequence[str]) -> list[str]:
-    """The labels of systems that run in the processes of the benchmark."""
-    return [label for label in labels if label in OTHERS]
+def tensor_type(dtype: str, labels: Sequence[str], device: str = "cpu", purpose: str = "") -> TensorType:
+    """The type of tensors for hvdlite and the peers ``labels``: PyTorch's if peers, dtype or device need it.
+
+    Raises UsageError if PyTorch is needed, for ``purpose``, and missing, or if Gloo does not reduce the dtype.
+    """
+    kind = TensorType(dtype, bool(labels) or dtype == "bfloat16" or device != "cpu", device)  # numpy has no bfloat16
+    if kind.uses_torch:
+        require_torch(purpose or (f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}"))
+    if "gloo" in labels:
+        from hvdlite.bench.distributed import DTYPES  # it imports torch
+
+        require_dtype(dtype, DTYPES, "Gloo")
+    return kind
 
 
 def require_torch(purpose: str) -> None:
@@ -89,7 +56,7 @@ def require_torch(purpose: str) -> None:
 
 
 def peers_of_training(device: str) -> list[str]:
-    """The label of what DDP runs over on ``device``; none if this PyTorch has it not."""
+    """The label of DDP's back end on ``device``; none if this PyTorch lacks it."""
     require_torch("--train")
     if device == "cpu":
         return ["gloo"]
@@ -97,7 +64,7 @@ def peers_of_training(device: str) -> list[str]:
 
 
 def require_gpu(labels: Sequence[str], is_asked: bool) -> None:
-    """Raises UsageError where ``labels`` are not those for GPUs, if one ``is_asked`` for, or if PyTorch finds none."""
+    """Raises UsageError if ``labels`` do not suit the device, or if a GPU ``is_asked`` for and PyTorch finds none."""
     if is_asked and (strange := [label for label in labels if label != "nccl"]):
         raise click.UsageError(f"--device cuda compares with nccl only, not with {', '.join(strange)}.")
     if not is_asked and "nccl" in labels:
@@ -120,52 +87,22 @@ def require_keras(purpose: str) -> None:
         ) from None
 
 
-def require_dtype(labels: Sequence[str], dtype: str, further: Peers) -> None:
-    """Raises UsageError unless all peers reduce ``dtype``."""
-    if "gloo" in labels:
-        from hvdlite.bench.distributed import DTYPES  # it imports torch
-
-        _require_in(DTYPES, "Gloo", dtype)
-    for label in labels:
-        if label in further:
-            _require_in(further[label].dtypes, further[label].family, dtype)
-
-
-def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
+def require_dtype(dtype: str, dtypes: frozenset[str], system: str) -> None:
+    """Raises UsageError unless ``system`` reduces ``dtype``."""
     if dtype not in dtypes:
         raise click.UsageError(f"{system} does not take {dtype}; it takes {', '.join(sorted(dtypes))}.")
 
 
 @contextmanager
-def open_systems(
-    others: Sequence[str], kind: TensorType, registers: bool, fuses: bool = False
-) -> Iterator[list[System]]:
-    """Opens hvdlite, several times if registered memory or ways to fuse are measured, and the ``others``.
-
-    Closes all on leaving.
-    """
+def open_systems(others: Sequence[str], kind: TensorType, registers: bool) -> Iterator[list[System]]:
+    """Opens hvdlite, twice if it ``registers`` memory too, and the ``others``; closes all on leaving."""
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
         own: list[System] = [Hvdlite(kind.uses_torch), *([Registered(kind.uses_torch)] if registers else [])]
-        if fuses:
-            from hvdlite.bench.gpu.fused import WAYS, Fused
+        if others:
+            from hvdlite.bench.distributed import open_distributed  # it imports torch
 
-            own += map(Fused, WAYS)
-        yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]
-
-
-@contextmanager
-def open_jobs(peers: Peers) -> Iterator[tuple[list[Job], list[str]]]:
-    """Opens the jobs of ``peers``, and notes their versions, or why one is left out; ends them on leaving."""
-    jobs: list[Job] = []
-    notes: list[str] = []
-    with ExitStack() as stack:
-        for label, peer in peers.items():
-            try:
-                jobs.append(stack.enter_context(peer.open()))
-            except Unavailable as error:
-                notes.append(f"{label} is left out: {error}")
-            else:
-                notes.append(f"{label} is {jobs[-1].version}")
-        yield jobs, notes
+            yield [*own, *(stack.enter_context(open_distributed(each, hvd.rank(), hvd.size())) for each in others)]
+        else:
+            yield own

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import hvdlite as hvd
-from hvdlite.bench.candidates import candidate_for
-from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.pattern import fill
 from hvdlite.bench.measuring.report import Column, Group, Study, make_row, ratio_columns
-from hvdlite.bench.measuring.systems import System, TensorType
+from hvdlite.bench.measuring.systems import System, TensorType, candidate_for
 from hvdlite.bench.measuring.timing import Candidate, Timed, default_iterations, measure
-from hvdlite.bench.peers import Job
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,9 @@ Entrant = Callable[[Work], Timed]
 """Makes a candidate for some work, with tensors of its own."""
 
 
-def entrants(systems: Sequence[System], jobs: Sequence[Job], shows_limit: bool) -> dict[str, Entrant]:
-    """All that is measured together, by label, in the order of the table."""
-    return {
-        **{system.label: partial(_in_process, system) for system in systems},
-        **{job.label: partial(_of_job, job) for job in jobs},
-        **({label: partial(_of_memory, make) for label, make in LIMITS.items()} if shows_limit else {}),
-    }
+def entrants(systems: Sequence[System]) -> dict[str, Entrant]:
+    """The ``systems``, by label, in the order of the table."""
+    return {system.label: partial(_in_process, system) for system in systems}
 
 
 def sweep(
@@ -71,10 +64,6 @@ def measure_size(
     return {label: make_row(label, size, op, kind.dtype, work.moved, taken, factor) for label, taken in times.items()}
 
 
-def _of_memory(make: Callable[[int], Candidate], work: Work) -> Timed:
-    return make(work.moved)
-
-
 def _in_process(system: System, work: Work) -> Candidate:
     collective, rank, size = COLLECTIVES[work.op], hvd.rank(), hvd.size()
     tensor = system.zeros(work.kind, work.elements)
@@ -85,10 +74,6 @@ def _in_process(system: System, work: Work) -> Candidate:
         return collective.is_right(collective.run(system, tensor, name), size)
 
     return candidate_for(work.kind.device)(system.label, lambda: collective.run(system, tensor, name), is_right)
-
-
-def _of_job(job: Job, work: Work) -> Timed:
-    return job.candidate(work.op, work.kind.dtype, work.elements)
 
 
 def _columns(labels: Sequence[str], kind: TensorType) -> list[Column]:

@@ -11,7 +11,7 @@ Call = tuple[str, int, str]
 
 
 def calls_of(frame: FrameType | None) -> Iterator[Call]:
-    """The calls of which ``frame`` is the innermost."""
+    """The calls of a stack, from its innermost ``frame`` on."""
     while frame is not None:
         code = frame.f_code
         yield code.co_filename, frame.f_lineno or 0, code.co_qualname
@@ -19,7 +19,7 @@ def calls_of(frame: FrameType | None) -> Iterator[Call]:
 
 
 def without_ours(calls: Iterable[Call], ours: str) -> Iterator[Call]:
-    """``calls`` without those that hvdlite, in the folder ``ours``, makes itself: only what the user called is left."""
+    """``calls`` without calls from hvdlite, in the folder ``ours``, to itself: only the user's call is left."""
     for call, caller in pairwise(chain(calls, [None])):
         if call is not None and not (call[0].startswith(ours) and caller is not None and caller[0].startswith(ours)):
             yield call

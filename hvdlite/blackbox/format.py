@@ -1,10 +1,10 @@
-"""The black box of a rank: memory that outlives the rank, however that ends, because its agent holds it too.
+"""The black box of a rank: memory that outlives the rank because its agent holds it too.
 
-The rank maps it and writes (`hvdlite.observe.recorder`); the agent reads it while the rank runs, and when it has ended.
-It has a head, the rank's quantities (`hvdlite.metrics.table`), its latest findings, two notes of what the rank was
-doing, of which the later counts, its latest `RECORDS` batches, and stacks of its threads (`hvdlite.observe.stacks`).
-A rank may be killed in the middle of a write. So findings, notes, records and stacks have their number at both ends,
-and those whose ends differ are left out. The reader trusts nothing: it checks what it decodes, and caps it.
+The rank writes (`hvdlite.observe.recorder`); the agent reads, also after the rank has ended. The memory contains a
+head, the rank's quantities (`hvdlite.metrics.table`), its latest findings, two notes of what the rank was doing, of
+which the later counts, its latest `RECORDS` batches, and stacks of its threads (`hvdlite.observe.stacks`). A rank may
+be killed during a write. So findings, notes, records and stacks have their number at both ends, and the reader skips
+those whose numbers differ. It checks and caps everything that it decodes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ DUMP_BYTES: Final = 512 << 10
 HEAD: Final = struct.Struct("<8sIIIi")
 """A mark of the format, and the process: its pid, its rank, the size of the job, and its `Phase`."""
 OFFER: Final = struct.Struct("<iiIQf")
-"""A signal on which the rank dumps its stacks, or 0; the native id of the thread that takes it; the descriptor of this
-memory in the rank, to which it writes; Python's number for the main thread; for how many seconds others wait for the
-rank before that is reported, and 0 if it never is."""
+"""A signal on which the rank dumps its stacks, or 0; the native id of the thread to send it to; the rank's descriptor
+of this memory; Python's id of the main thread; the seconds after which a wait for the rank is reported, 0: never."""
 NOTE: Final = struct.Struct(f"<QdI{NOTE_BYTES}sQ")
 """Number, time, and the length and bytes of a text: the JSON of an object."""
 FINDING: Final = struct.Struct(f"<QI{FINDING_BYTES}sQ")
 """Number, and the length and bytes of a text: the JSON of the fields of a `Finding`."""
 RECORD: Final = struct.Struct(f"<QIQIQdddddidB{NAME_BYTES}sQ")
-"""Those of `Record`, between twice its index."""
+"""The fields of `Record`, between its index and its index again."""
 NUMBER: Final = struct.Struct("<d")
 STACKS: Final = struct.Struct(f"<QI{STACKS_BYTES}sQ")
-"""Number of the question that it answers, and the length and bytes of a text: JSON, see `hvdlite.observe.stacks`."""
+"""Number of the answered question, and the length and bytes of a text: JSON, see `hvdlite.observe.stacks`."""
 
 MARK: Final = b"hvdbox 4"
 AWAKE_AT: Final = 24
@@ -61,7 +60,7 @@ NOTES_AT: Final = FINDINGS_AT + FINDINGS * FINDING.size
 RECORDS_AT: Final = NOTES_AT + 2 * NOTE.size
 STACKS_AT: Final = RECORDS_AT + RECORDS * RECORD.size
 DUMP_AT: Final = STACKS_AT + STACKS.size
-"""Where the dump of a rank begins whose Python does not run. It ends where the memory does, at the latest."""
+"""The dump of the stacks of a rank whose Python does not run, up to the end of the memory."""
 NBYTES: Final = DUMP_AT + DUMP_BYTES
 
 Memory = bytes | mmap.mmap
@@ -83,7 +82,7 @@ class Phase(IntEnum):
 
 
 class Finding(NamedTuple):
-    """What a rank found out about the job. ``facts`` are those in ``text``, as values of JSON."""
+    """Something that a rank found out about the job. ``facts`` are the facts in ``text`` as JSON."""
 
     kind: str
     text: str
@@ -91,11 +90,11 @@ class Finding(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A batch that is done. ``position`` counts those of all groups of this rank from 0.
+    """A completed batch. ``position`` counts the batches of all groups of this rank from 0.
 
     ``group`` is the number of a process set, and ``number`` counts the batches of that group. ``kind`` is the number of
     the collective (`hvdlite.negotiation.messages.Kind`), and ``name`` is the first tensor's. See
-    `hvdlite.negotiation.replica.Work` for ``nbytes`` and the times. ``last_rank`` is below 0 where it is not known.
+    `hvdlite.negotiation.replica.Work` for ``nbytes`` and the times. ``last_rank`` is negative if unknown.
     """
 
     position: int
@@ -132,7 +131,7 @@ class BlackBox:
         return sorted(record for record in found if record is not None)
 
     def last(self) -> Record | None:
-        """Returns the latest batch, without a look at the others but for their index."""
+        """Returns the latest batch; of the others only the index is read."""
         return next(newest(self.memory), None)
 
 
@@ -142,21 +141,21 @@ def newest(memory: Memory) -> Iterator[Record]:
     def index_of(turn: int) -> int:
         return int(_INDEX.unpack_from(memory, RECORDS_AT + turn % RECORDS * RECORD.size)[0])
 
-    # Counted from the slot of the first batch, slots were written in this round, and after those in the one before.
+    # From the first batch's slot on, some slots belong to the current round, and the rest to the round before.
     first = index_of(1)
     written = bisect_left(range(1, RECORDS + 1), True, key=lambda turn: index_of(turn) < first)
     last = index_of(written)
     for index in range(last, max(last - RECORDS, 0), -1):
         record = _record(memory, index % RECORDS)
-        if record is not None and record.position == index - 1:  # one that is being written is not complete
+        if record is not None and record.position == index - 1:  # else it is being overwritten
             yield record
 
 
 def findings(memory: Memory, after: int) -> list[tuple[int, Finding]]:
-    """Returns those findings in ``memory``, of NBYTES, whose number is above ``after``, in their order."""
+    """Returns the findings in ``memory``, of NBYTES, with numbers above ``after``, in their order."""
     found = []
     for at in range(FINDINGS_AT, NOTES_AT, FINDING.size):
-        if _INDEX.unpack_from(memory, at)[0] > after:  # the rest is long, and read only if it is new
+        if _INDEX.unpack_from(memory, at)[0] > after:  # the rest is long, so only new ones are read
             number, _, fields = _text(memory, FINDING, at)
             if isinstance(fields, list) and [type(each) for each in fields] == [str, str, dict]:
                 found.append((number, Finding(*fields)))
@@ -170,18 +169,18 @@ def quantity(memory: Memory, row: Quantity) -> float:
 
 
 def quantities(memory: Memory) -> Quantities:
-    """Returns what the rank last wrote of its quantities to ``memory``, of NBYTES."""
+    """Returns the quantities in ``memory``, of NBYTES."""
     return {row: quantity(memory, row) for row in of_ranks()}
 
 
 def stacks(memory: Memory, asked: int) -> Mapping[str, Any] | None:
-    """Returns the answer in ``memory``, of NBYTES, to the question ``asked`` or a later one; None if there is none."""
+    """Returns the answer in ``memory``, of NBYTES, to question ``asked`` or a later one; None if there is none."""
     number, _, answer = _text(memory, STACKS, STACKS_AT)
     return answer if number >= asked and isinstance(answer, dict) else None
 
 
 def make() -> int:
-    """Returns a descriptor of new memory for one rank, whose size nobody can change. Raises OSError."""
+    """Returns a descriptor of new memory for one rank, of fixed size. Raises OSError."""
     descriptor = os.memfd_create("hvdlite-blackbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, NBYTES)
@@ -201,7 +200,7 @@ def read(descriptor: int) -> BlackBox | None:
 
 
 def look(memory: Memory) -> BlackBox | None:
-    """Returns what is in ``memory``, of NBYTES, which may go on changing; None if no rank has begun to write to it."""
+    """Returns the contents of ``memory``, of NBYTES, which may change; None if no rank has begun to write to it."""
     mark, pid, rank, size, phase = HEAD.unpack_from(memory)
     if mark != MARK or phase not in tuple(Phase):
         return None
@@ -226,7 +225,7 @@ def _note(memory: Memory, slot: int) -> tuple[float, Mapping[str, Any]]:
 
 
 def _text(memory: Memory, form: struct.Struct, at: int) -> tuple[int, list[Any], Any]:
-    """Returns the number at ``at``, the fields between it and the length, and the value of the text or None."""
+    """Returns the number at ``at``, the fields before the length, and the value of the text or None."""
     number, *fields, length, text, again = form.unpack_from(memory, at)
     if number == again != 0 and length <= len(text):
         with suppress(ValueError):
@@ -245,9 +244,9 @@ def _record(memory: Memory, slot: int) -> Record | None:
 
 
 def describe(box: BlackBox, at: float, ago: str = "before its end") -> list[str]:
-    """What a rank did before ``at``, on the host's monotonic clock: a few lines, the latest first. By default, its end.
+    """What a rank did before ``at``, on the host's monotonic clock: a few lines, the latest first.
 
-    ``ago`` stands behind the number of seconds before that.
+    ``ago`` follows the number of seconds, as in "1.5 s before its end".
     """
     if box.phase is Phase.JOINING:
         return ["it was in init(), and not all ranks had come"]

@@ -1,12 +1,11 @@
-"""Where time went: how a rank's time divides into computing, waiting and the rest. Everybody who shows it asks here.
+"""Where the time of a rank went: computing, waiting for ranks or bytes, loading data, starting and ending.
 
-All time of a rank, from the begin of the job to its end, is of one class. It starts until `init` has returned, and it
-ends from `shutdown` on. In between it waits for others until its batch is agreed, waits for the bytes of a batch that
-is, or loads data; the rest it computes.
+A rank starts until `init` has returned, and ends from `shutdown` on. In between it waits for other ranks until its
+batch is agreed, waits for the bytes of an agreed batch, or loads data; the rest is computing.
 
-The observer adds up these waits as they happen, and `add_up` does the same for batches that were recorded. `spent`
-makes the seconds of each class of such sums, and `divide` divides a time by them. The line at the end of a job,
-``hvdrun top`` and ``hvdrun timeline`` show the result.
+The observer adds up the waits as they happen, and `add_up` does so for recorded batches. `spent` makes seconds of each
+class from these sums, and `divide` divides a time by them. The last line of a job, ``hvdrun top`` and ``hvdrun
+timeline`` show the result.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from hvdlite.metrics.table import (
 )
 
 LEAST_S: Final = 2.0  # of a job that is worth a line
-MOST_S: Final = 1e9  # of any time of a rank that is believed
-_LEAST_CAUSED: Final = 2 / 3  # of the waiting, by a rank that is named: of two ranks, one always causes half of it
-_LEAST_WAITING: Final = 0.05  # of the time; the causes of less are chance
+MOST_S: Final = 1e9  # longer times are capped
+_LEAST_CAUSED: Final = 2 / 3  # the share of the waiting that a named rank causes: of two ranks one always causes half
+_LEAST_WAITING: Final = 0.05  # the share of the time from which on a cause is named; less is chance
 
 
 def add_up(batches: Iterable[Record]) -> tuple[Quantities, dict[int, list[float]]]:
     """Adds up the batches of one rank.
 
-    Returns their sums, and for each rank that was late the seconds of each time that the others waited for it, as far
-    as this rank knows them.
+    Returns their sums, and by late rank the seconds of each wait for it that this rank knows of.
     """
     sums: Quantities = dict.fromkeys((BATCHES, MOVED_S, WAITED_S, UNAGREED_S, NBYTES), 0.0)
     late_s: dict[int, list[float]] = {}
@@ -60,11 +58,11 @@ def add_up(batches: Iterable[Record]) -> tuple[Quantities, dict[int, list[float]
 
 
 class Spent(NamedTuple):
-    """What one rank spent its time on, in seconds, and how many batches ran.
+    """The seconds that one rank spent in each class, and how many batches ran.
 
-    Of ``inside_s``, from `init` to `shutdown`, it waited for others for ``waiting_s``, for bytes for ``moving_s``, and
-    loaded data for ``loading_s``. It ended ``ending_s`` after its `shutdown`, or without one. A root knows for whom the
-    ranks of its group waited longest: for ``latest_rank``, and for ``latest_rank_s``, added up over all of them.
+    ``inside_s`` is the time from `init` to `shutdown`. It contains ``waiting_s`` for other ranks, ``moving_s`` for
+    bytes, and ``loading_s`` for data. ``ending_s`` is the time from `shutdown` to the end. A root also has the
+    ``latest_rank``, for which the ranks of its group waited longest: ``latest_rank_s``, added up over these ranks.
     """
 
     batches: float
@@ -89,7 +87,7 @@ class Classes(NamedTuple):
 
 
 def spent(quantities: Quantities, inside_s: float, ending_s: float = 0.0) -> Spent:
-    """What a rank with these quantities spent in ``inside_s``. Whatever they are, all numbers are sensible."""
+    """What a rank with these quantities spent in ``inside_s``; numbers are limited to 0 to `MOST_S`."""
     waiting_s = quantities[UNAGREED_S]
     moving_s = quantities[WAITED_S] - waiting_s
     more = (quantities.get(row, 0.0) for row in (LOADING_S, LATEST_RANK, LATEST_RANK_S))
@@ -98,7 +96,7 @@ def spent(quantities: Quantities, inside_s: float, ending_s: float = 0.0) -> Spe
 
 
 def spent_by(quantities: Quantities, ended_at: float) -> Spent:
-    """What a rank with these quantities had spent in all when it ended, on the monotonic clock of its host."""
+    """What a rank with these quantities had spent when it ended, at ``ended_at`` on its host's monotonic clock."""
     joined_at, left_at = quantities[JOINED_AT], quantities[LEFT_AT]
     latest_s = (left_at or ended_at) - joined_at if joined_at > 0 else 0.0
     inside_s = quantities[EARLIER_S] + max(0.0, latest_s)
@@ -106,7 +104,7 @@ def spent_by(quantities: Quantities, ended_at: float) -> Spent:
 
 
 def divide(wall_s: float, spent: Spent) -> Classes:
-    """Divides ``wall_s`` into what the rank did in it. The classes add up to ``wall_s``."""
+    """Divides ``wall_s`` into classes, which add up to it."""
     inside_s = min(spent.inside_s, wall_s)
     ending_s = min(spent.ending_s, wall_s - inside_s)
     blocked = spent.waiting_s, spent.moving_s, spent.loading_s
@@ -117,10 +115,9 @@ def divide(wall_s: float, spent: Spent) -> Classes:
 
 
 def describe(ranks: Sequence[Spent], wall_s: float, describe_rank: Callable[[int], str], others: int) -> str:
-    """The line about a job of ``wall_s``; empty if that was short, or no collective ran. A share is a mean over ranks.
+    """The line about a job of ``wall_s``, with means over ranks; empty for a short job, or one without collectives.
 
-    Each of ``ranks`` stands for as many waiting ranks as there are ``others``: for one if all ranks are there, and for
-    none if a rank is alone.
+    Each of ``ranks`` stands for ``others`` waiting ranks: 1 if ``ranks`` are all ranks, 0 if a rank is alone.
     """
     if not others:  # a rank alone waits for nobody
         ranks = [each._replace(waiting_s=0.0, moving_s=each.waiting_s + each.moving_s) for each in ranks]
@@ -141,7 +138,7 @@ def describe(ranks: Sequence[Spent], wall_s: float, describe_rank: Callable[[int
 
 
 def _latest(ranks: Sequence[Spent], waited_s: float) -> int | None:
-    """The rank that caused most of the ``waited_s`` of all ranks, if there is one."""
+    """The rank that caused most of the ``waited_s`` of all ranks; None if there is no such rank."""
     late_s: dict[int, float] = {}
     for each in ranks:
         rank = int(each.latest_rank)
@@ -151,7 +148,7 @@ def _latest(ranks: Sequence[Spent], waited_s: float) -> int | None:
 
 
 def _percentages(shares: Sequence[float]) -> list[int]:
-    """Whole percentages that add up to 100, as the shares do to 1: those that lose most by it are rounded up."""
+    """Whole percentages that add up to 100: the shares that rounding down changes most are rounded up."""
     percentages = [math.floor(100 * share) for share in shares]
     by_loss = sorted(range(len(shares)), key=lambda index: percentages[index] - 100 * shares[index])
     for index in by_loss[: 100 - sum(percentages)]:

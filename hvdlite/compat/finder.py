@@ -24,8 +24,8 @@ _NAMED: Final = "hvdlite.horovod.named"
 class HorovodFinder(MetaPathFinder):
     """Finds ``horovod`` in ``folder``, and its submodules by name alone.
 
-    Without a folder it leaves ``horovod`` to others, and each submodule with an ``init`` is one of its own, which
-    `hvdlite.horovod.named` makes. Modules that are not Horovod's are then looked for where the package says.
+    Without a folder it leaves ``horovod`` to others, and `hvdlite.horovod.named` makes a separate module of each one
+    with an ``init``. Modules that are not Horovod's are then searched in the package's own path.
     """
 
     def __init__(self, folder: str | None = None) -> None:

@@ -1,13 +1,12 @@
 """Delivers messages between this rank and one peer exactly once, over one connection after another.
 
-Each direction numbers its messages. Every frame has the number of messages that its sender has received, and messages
-that the peer has not acknowledged are kept. When a connection ends, frames in flight are forgotten; on the next one
-both ends first exchange their counts (`hvdlite.control.greeting`), then send what is missing. A frame that arrives
-again, because only its acknowledgement was lost, is recognised by its number. Where messages go one way only, a RECEIPT
-acknowledges them from time to time.
+Each direction numbers its messages. Every frame contains the number of messages that its sender has received, and a
+sender keeps messages until they are acknowledged. On a new connection both ends exchange their counts
+(`hvdlite.control.greeting`), then send the missing messages. A repeated message is recognised by its number. If
+messages flow in one direction only, a RECEIPT acknowledges some of them at a time.
 
-Something between the hosts may damage the same message each time. So the root counts (`Attempts`), and gives a peer up
-after many fruitless connections in a row.
+The network may damage the same message each time. So the root counts (`Attempts`), and gives up a peer after many
+fruitless connections in a row.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from collections.abc import Iterator
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, frame_of, message_of
 
 RECEIPT_EVERY = 64  # messages without an answer
-MAX_FRUITLESS = 30  # connections; a leaf makes ten a second, and any that lasts long enough for one message counts anew
+MAX_FRUITLESS = 30  # connections in a row without a message; a leaf makes ten a second
 
 
 class Delivery:
-    """One end. Invariant: ``_kept`` are the messages that were sent last, those that the peer may not have."""
+    """One end. Invariant: ``_kept`` has the last messages, those that the peer may not have."""
 
     def __init__(self, session: int) -> None:
         self._session = session
         self._kept: deque[tuple[Type, bytes]] = deque()
         self.sent = 0
-        self._acknowledged = 0  # of those received here: what the peer knows
+        self._acknowledged = 0  # the last count of received messages that the peer got
         self._must_acknowledge = False
         self.received = 0
 
     @property
     def has_unacknowledged(self) -> bool:
-        """True if the peer may be missing something."""
+        """True if the peer may lack messages."""
         return bool(self._kept)
 
     def send(self, kind: Type, body: bytes) -> bytes:
@@ -61,7 +60,7 @@ class Delivery:
         return self._frame(Type.RECEIPT, self.sent, b"") if self._must_acknowledge else None
 
     def resume(self, received: int) -> Iterator[bytes]:
-        """The frames for a new connection to the peer, which has received so many. Raises ProtocolError."""
+        """The frames for a new connection to the peer, which has ``received`` messages. Raises ProtocolError."""
         self._forget(received)
         first = self.sent - len(self._kept)
         for number, (kind, body) in enumerate(self._kept, first):
@@ -82,14 +81,14 @@ class Delivery:
 
 
 class Attempts:
-    """Counts connections in a row that began with messages waiting and none delivered since the one before."""
+    """Counts connections in a row that began with waiting messages, none of which the previous one had delivered."""
 
     def __init__(self) -> None:
         self.fruitless = 0
         self._passed = (0, 0)
 
     def begin(self, there: int, passed_there: int, back: int, passed_back: int) -> None:
-        """Counts a new connection, given how many messages were sent either way so far and how many of them arrived."""
+        """Counts a new connection, given how many messages were sent and have arrived, there and back."""
         passed = (passed_there, passed_back)
         waits = passed != (there, back)
         self.fruitless = self.fruitless + 1 if waits and passed == self._passed else 0

@@ -1,7 +1,7 @@
 """Frames over a connected packet socket, without ever blocking.
 
-A frame travels as packets of a flag, 1 if more follow, and a piece. What the kernel does not accept at once is queued
-and sent when there is room, so two peers that send much to each other cannot deadlock.
+A frame is sent as packets of a flag, 1 if more follow, and a piece. Packets that the kernel does not accept are queued,
+so two peers that send much to each other cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LAST, _MORE = b"\0", b"\1"
 
 
 class FrameSocket:
-    """One connection (``SOCK_SEQPACKET``). Takes ``link`` over and makes it non-blocking.
+    """One connection (``SOCK_SEQPACKET``). Takes over ``link`` and makes it non-blocking.
 
-    ``has_ended`` is set by `receive` when the peer is gone.
+    `receive` sets ``has_ended`` when the peer is gone.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -35,7 +35,7 @@ class FrameSocket:
         return self._socket.fileno()
 
     def send(self, frame: bytes) -> bool:
-        """Queues ``frame``, and is what `flush` is. Does nothing once the peer is gone, which `receive` reports."""
+        """Queues ``frame``; returns as `flush`. Does nothing once the peer is gone, which `receive` reports."""
         while len(frame) > _PIECE_BYTES:
             self._unsent.append(_MORE + frame[:_PIECE_BYTES])
             frame = frame[_PIECE_BYTES:]
@@ -43,14 +43,14 @@ class FrameSocket:
         return self.flush()
 
     def flush(self) -> bool:
-        """Sends as much of the queue as the kernel accepts. False if that is not all: it is due when there is room."""
+        """Sends as much of the queue as the kernel accepts. False if that is not all: call it again on POLLOUT."""
         try:
             while self._unsent:
                 self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
                 self._unsent.popleft()
         except BlockingIOError:
             return False
-        except OSError:  # the peer is gone; `receive` still gives what it sent before, then reports the end
+        except OSError:  # the peer is gone; `receive` still returns its last frames, then reports the end
             self._unsent.clear()
         return True
 
@@ -65,8 +65,7 @@ class FrameSocket:
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            # The peer closed without reading all that was sent to it. Linux reports it once, ahead of the packets that
-            # had come before; they and the end follow.
+            # The peer closed without reading everything. Linux reports that once, before the packets that had arrived.
             return self.receive()
         except OSError:
             packet = b""

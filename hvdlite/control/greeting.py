@@ -1,10 +1,9 @@
 """The greeting on a new connection, before it carries messages.
 
-The dialling end sends HELLO; the root answers WELCOME or REFUSAL. Both ends state in the header how many messages they
-have received over earlier connections, and `hvdlite.control.delivery` resends the rest. A HELLO also states how many
-messages were sent, so that the root notices when none gets through. It carries a token that only this rank knows: the
-root was given its digest when the job began, so no other process of the job can impersonate a rank, neither before it
-connects nor afterwards.
+The dialling end sends HELLO; the root answers WELCOME or REFUSAL. Their headers contain how many messages the sender
+has received over earlier connections, and `hvdlite.control.delivery` resends the rest. A HELLO also contains how many
+messages the rank has sent, so that the root notices if none arrives, and a token that only this rank knows. The root
+has got the token's digest when the job began, so no other process of the job can impersonate a rank.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ def hello(message: Hello, sent: int, received: int, session: int) -> bytes:
 
 
 def welcome(received: int, session: int) -> bytes:
-    """Accepts a HELLO."""
+    """The frame that accepts a HELLO."""
     return frame_of(Header(Type.WELCOME, 0, received), session, b"")
 
 
 def refusal(reason: str, session: int) -> bytes:
-    """Refuses a HELLO; also the last frame to a peer that is given up."""
+    """The frame that refuses a HELLO; also the last frame to a peer that is given up."""
     return frame_of(Header(Type.REFUSAL, 0, 0), session, reason.encode()[:_MAX_REASON_BYTES])
 
 
 def read_hello(header: Header, frame: bytes) -> Hello:
-    """The HELLO in ``frame``. Raises ProtocolError if it is something else."""
+    """The HELLO in ``frame``. Raises ProtocolError for any other frame."""
     body = rest_of(frame)
     if header.kind != Type.HELLO or len(body) != _HELLO.size:
         raise ProtocolError("a connection does not begin with a hello")

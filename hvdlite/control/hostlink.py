@@ -1,9 +1,8 @@
 """Control links in a tree: the ranks of a host talk to its first rank, and only that one talks across hosts.
 
-The first rank of each host is its *leader*. Decisions of the root pass through it as they are; the news of its host go
-up as one message (`hvdlite.negotiation.aggregate`). Both ends combine the link across hosts and the one within the host
-into one. Other ranks have a `UnixLink` to their leader and see only one difference: when a leader is lost, so are the
-other ranks of its host.
+The first rank of each host is its *leader*. It forwards the root's decisions unchanged, and sends the news of its host
+as one message (`hvdlite.negotiation.aggregate`). Root and leaders combine the link across hosts and the link within the
+host. Other ranks have a `UnixLink` to their leader; when the leader is lost, so are they.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hvdlite.negotiation.aggregate import Aggregator
 from hvdlite.negotiation.messages import ORDERLY, End, Gathered, News, Ready, Run
 from hvdlite.negotiation.wire import Message, ProtocolError
 
-_HOLD_S = 1.0  # how long news of some ranks of a host wait for those of the others
+_HOLD_S = 1.0  # how long the news of some ranks of a host wait for the news of the others
 
 
 class _HostLink(ControlLink):
@@ -111,7 +110,7 @@ class LeaderLink(_HostLink):
         yield from self._pass_on()
 
     def close(self) -> None:
-        if self._farewell is not None:  # not before: the root's own end decides what still runs
+        if self._farewell is not None:  # only now, because the root's end decides what still runs
             self._within.send(self._farewell)
         super().close()
 
@@ -128,7 +127,7 @@ class LeaderLink(_HostLink):
         self._news += self._aggregator.release()
         self._send_news()
         self._across.send(end)
-        if end.kind not in ORDERLY:  # it needs no decision of the root, which may be what was lost
+        if end.kind not in ORDERLY:  # it needs no decision of the root, which may be lost itself
             self._within.send(end)
 
     def _send_news(self) -> None:

@@ -1,7 +1,7 @@
 """The descriptor that a control link sleeps on: readable while a message from any peer waits.
 
-The coordinator's thread sleeps on it and on the link's wake. A thread that waits for a result may take its place: then
-the coordinator's thread watches the wake only, so that a message wakes one thread and not two.
+The coordinator's thread sleeps on it and on the link's wake. A thread that waits for a result may replace it (a
+driver): then the coordinator's thread watches the wake only, so that a message wakes one thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from hvdlite import native
 from hvdlite.net.wake import Wake
 
-_WAKE: Final = 2  # of what hvd_spin_poll returns, where the wake is the second descriptor
+_WAKE: Final = 2  # the bit of the second descriptor in the result of hvd_spin_poll
 
 
 class Inbox:
-    """The descriptors of one link. `fileno` is readable while any of them is.
+    """The descriptors of one link. `fileno` is readable while any of them is, so one inbox can contain another.
 
-    So the inbox of one link can be added to that of another. A driver spins for ``spin_us`` before it sleeps, but less
-    often while spinning does not help, and not again after a sleep that timed out: long waits cost nothing.
+    A driver spins for ``spin_us`` before it sleeps, but less often while that does not help, and not again after a
+    sleep that timed out: long waits cost nothing.
     """
 
     def __init__(self, spin_us: float = 0) -> None:
@@ -52,7 +52,7 @@ class Inbox:
         return self._sources.poll(0)
 
     def sleep(self, timeout_ms: int | None) -> None:
-        """Returns when a descriptor is ready, `wake` is set, or the time is over. For the coordinator's thread."""
+        """Sleeps until a descriptor is ready, `wake` is set, or the time is over. For the coordinator's thread."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         for fd, _ in self._poll.poll(timeout_s):
             if fd == self.wake.fd:
@@ -67,7 +67,7 @@ class Inbox:
         self._poll.modify(self._sources, select.EPOLLIN)
 
     def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
-        """Returns when a descriptor is ready, ``wake`` is set, or the time is over. For a thread that drives."""
+        """Sleeps until a descriptor is ready, ``wake`` is set, or the time is over. For a driver."""
         timeout = -1 if timeout_ms is None else timeout_ms
         ready = self._spin_poll(self._spin_at, self._sources_fd, wake.fd, timeout)
         if ready < 0:

@@ -1,9 +1,8 @@
 """The control links: how the root of a job and every other rank talk about tensors.
 
-A link has one end on each rank; threads take turns to use it, and may sleep on it meanwhile. Its frames are those of
-`hvdlite.negotiation.wire`. They carry the session and a count, so a frame that is lost, repeated or of another job is
-noticed. Within a host a closed connection means a lost peer; across hosts the connection is resumed, and the peer may
-come back.
+A link has one end on each rank. Threads take turns to use it, and may sleep on it. Its frames, see
+`hvdlite.negotiation.wire`, contain the session and a count, so the link notices a frame that is lost, repeated or of
+another job. Within a host a closed connection means a lost peer; across hosts the peer may resume it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Received = tuple[int, Message]
 
 
 class Lost(NamedTuple):
-    """A peer that can no longer be reached, and how that was noticed."""
+    """A lost peer, and the reason."""
 
     rank: int
     cause: str
 
 
 class Left(NamedTuple):
-    """The orderly end of a rank that talks to the root through this one. The root's answer ends the group here, too."""
+    """The orderly end of a rank that reaches the root through this one. The root's answer ends the group here, too."""
 
     end: End
 
@@ -40,12 +39,12 @@ class ControlLink(ABC):
 
     @property
     def due(self) -> float | None:
-        """The time on the monotonic clock at which `receive` must be called even if nothing comes. Any thread."""
+        """The time on the monotonic clock at which `receive` must be called even without messages. Any thread."""
         return None
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """To the root, or from the root to every rank. Does not block."""
+        """Sends to the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
     def receive(self) -> Iterator[Received | Lost | Left]:

@@ -1,16 +1,16 @@
-"""Finds out what became of a peer whose connection ended: dead, stopped, cut off, or on its way back.
+"""Finds out why the connection of a peer ended: its process has ended, is stopped, is cut off, or comes back.
 
-The kernel of its host knows. A connection to a port that the peer's process holds open
-(`hvdlite.control.liveness_listener`, and at the root the port that all dial) is
+The kernel of its host knows. A connection to a port that the peer's process holds open (`LivenessListener`, and at the
+root the port that all dial) is
 
-- refused, and again a moment later: the process has ended, and the peer is lost at once;
-- accepted and closed, or greeted: the process is running, and gets ``peer_timeout`` to come back;
+- refused twice in a row: the process has ended, and the peer is lost at once;
+- accepted and closed, or greeted: the process runs, and gets ``peer_timeout`` to come back;
 - accepted and nothing more: the process is stopped, or gets no processor time;
 - not answered: its host is unreachable.
 
 In the last two cases the connection ended because heartbeats were missing for a while, and the rest of
-``peer_timeout`` remains. One refusal alone proves nothing, because whatever cuts connections may cut this one too. No
-byte that the other side sends is interpreted.
+``peer_timeout`` remains. One refusal proves nothing, because the network may have cut this connection too. The probe
+interprets no byte of the other side.
 """
 
 from __future__ import annotations
@@ -22,12 +22,34 @@ from contextlib import suppress
 from enum import IntEnum
 
 from hvdlite.errors import ENDED
-from hvdlite.net.listening import resolve, split
+from hvdlite.net.listening import endpoint, listen, resolve, split
 from hvdlite.settings import Settings
 
+_BURST = 64  # connections dropped in one go
 _LOOK_S = 0.05
 _LOOK_AT_WELL_S = 0.2
-_SILENCE = 0.6  # of peer_timeout: so long without a heartbeat ends a connection
+_SILENCE = 0.6  # of peer_timeout: the time without a heartbeat after which a connection ends
+
+
+class LivenessListener:
+    """Holds a TCP port of ``address`` open, at ``endpoint``, while its process lives or until it is closed."""
+
+    def __init__(self, address: str, ports: range | None) -> None:
+        self._listener = listen(address, ports)
+        self.endpoint = endpoint(address, self._listener.name()[1])
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def drop_callers(self) -> None:
+        """Disconnects callers. Due when the listener is readable."""
+        for _ in range(_BURST):
+            if (caller := self._listener.accept()) is None:
+                break
+            caller.close()
+
+    def close(self) -> None:
+        self._listener.close()
 
 
 class _Finding(IntEnum):
@@ -39,7 +61,7 @@ class _Finding(IntEnum):
 class LivenessProbe:
     """Watches one peer, from the end of its connection until it is back or `look` returns why it is lost.
 
-    ``due`` is when `look` is to be called, on the monotonic clock.
+    ``due`` is the time of the next `look`, on the monotonic clock.
     """
 
     def __init__(self, endpoint: str, settings: Settings) -> None:
@@ -86,7 +108,7 @@ class LivenessProbe:
         if self._probe is None:
             try:
                 self._probe = socket.socket(self._family, socket.SOCK_STREAM)
-            except OSError:  # no descriptor is free: nothing is found out this time
+            except OSError:  # no descriptor is free: the next look tries again
                 return
             self._probe.setblocking(False)
         error = self._probe.connect_ex(self._where)
@@ -96,13 +118,13 @@ class LivenessProbe:
             self._refusals += 1
         elif error in (0, errno.EISCONN):
             self._refusals = 0
-            with suppress(OSError):  # it has done so, and was answered
+            with suppress(OSError):  # an earlier look has done so
                 self._probe.shutdown(socket.SHUT_WR)  # the kernel keeps a caller that sends nothing from the process
             try:
                 self._probe.recv(1)
                 self._finding = _Finding.WELL
             except BlockingIOError:
-                self._finding = max(self._finding, _Finding.SILENT)  # well once, and perhaps just slow to answer again
+                self._finding = max(self._finding, _Finding.SILENT)  # if it was well before, it may just be slow now
                 return
             except OSError:  # reset: the port may have been closed just now, so it is dialled again
                 pass

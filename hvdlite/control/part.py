@@ -20,7 +20,7 @@ from hvdlite.settings import Settings
 class ControlPart(Part[ControlLink]):
     """Within a host the leader listens for the others. Across hosts the root listens for the other leaders.
 
-    An address is a pair: of the link across hosts and of the listener.
+    An address is a pair: the address of the link across hosts, and the listener's.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
@@ -63,7 +63,7 @@ class ControlPart(Part[ControlLink]):
         self._undo.pop_all()
         if across is None:
             return within
-        if isinstance(across, ZmqRootLink):  # even if it is alone on its host, leaders of others speak for several
+        if isinstance(across, ZmqRootLink):  # even if it is alone on its host: other leaders send for several ranks
             return RootHostLink(across, within, members.by_leader)
         if self._listener is None:
             within.close()

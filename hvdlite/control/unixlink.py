@@ -1,13 +1,12 @@
 """Control links within a host: Unix sockets that the coordinator itself reads and writes.
 
-A message costs one system call on each side and wakes one thread, or finds it awake: a driver spins for a while before
-it sleeps, like the waits in shared memory, because a wake-up takes longer than most waits. ZeroMQ would hand every
-message to a thread of its own on either side, which makes a round trip several times as long (docs/threads.md).
+A message costs one system call on each side and wakes one thread, or finds it awake: a driver spins before it sleeps,
+because a wake-up takes longer than most waits. With ZeroMQ, which uses a thread of its own on either side, a round trip
+takes several times as long (docs/threads.md).
 
-The kernel reports the death of a process: its connection ends, unless a forked child still holds it, and its pidfd
-becomes readable in any case. A process that is stopped (SIGSTOP) stays connected and cannot report it, so its state is
-looked up in ``/proc`` from time to time while this rank waits. A rank whose Python is busy or hung is neither dead nor
-stopped: it counts as late and not as lost.
+When a process ends, its connection ends, unless a forked child still holds it, and its pidfd becomes readable in any
+case. A process that is stopped (SIGSTOP) stays connected, so its state is read from ``/proc`` while this rank waits. A
+rank whose Python is busy or hung is late, not lost.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class UnixLink(ControlLink):
         self._heartbeat_s = options.heartbeat_interval
         self._patience_s = options.peer_timeout
         self._next_look = 0.0
-        self._all: list[_Peer] = []  # that are not lost
+        self._all: list[_Peer] = []  # without lost ones
         self._peers: dict[int, _Peer] = {}  # the same by descriptor, most of which have two
 
     def accept(self, listener: LocalListener, scope: Scope) -> None:
@@ -189,7 +188,7 @@ class UnixLink(ControlLink):
 def _pidfd_of(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # of another pid namespace, or the kernel is older than 5.3: then only its connection shows its end
+    except OSError:  # another pid namespace, or a kernel before 5.3: then only the connection shows its end
         return -1
 
 

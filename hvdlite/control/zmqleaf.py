@@ -12,8 +12,7 @@ import zmq
 from hvdlite.control.delivery import Delivery
 from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
 from hvdlite.control.link import Lost, Received
-from hvdlite.control.liveness_listener import LivenessListener
-from hvdlite.control.liveness_probe import LivenessProbe
+from hvdlite.control.liveness_probe import LivenessListener, LivenessProbe
 from hvdlite.control.zmqlink import MonitoredSocket, ZmqLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
@@ -23,13 +22,13 @@ from hvdlite.net.listening import LOOPBACK, split
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
-_REDIAL_S = 0.1  # between two connections that both came about and ended
+_REDIAL_S = 0.1  # between two connections
 
 
 class ZmqLeafLink(ZmqLink):
-    """Opens its liveness listener at once; `join` connects. ``address`` is for the root.
+    """Opens its liveness listener at once; `join` connects. The root uses ``address``.
 
-    Until the root's welcome to a connection, messages wait.
+    Messages wait until the root welcomes a connection.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
@@ -86,7 +85,7 @@ class ZmqLeafLink(ZmqLink):
         has_ended = self._has_events and self._read_events(self._connection)
         while True:
             try:
-                frame = self._connection.socket.recv(zmq.NOBLOCK)  # to ask before it, pyzmq takes longer than to fail
+                frame = self._connection.socket.recv(zmq.NOBLOCK)  # a poll before it costs pyzmq more than a failure
             except zmq.Again:
                 break
             try:
@@ -123,7 +122,7 @@ class ZmqLeafLink(ZmqLink):
         return message
 
     def _read_events(self, connection: MonitoredSocket) -> bool:
-        """True if the connection has ended, which is the only event that is monitored."""
+        """True if the connection has ended, which is the only monitored event."""
         self._has_events = False
         return bool(list(connection.events()))
 
@@ -142,7 +141,7 @@ class ZmqLeafLink(ZmqLink):
         self._recheck(socket)
 
     def _resume(self, header: Header) -> None:
-        """Sends what the root, which has accepted the connection, has not received."""
+        """Sends the messages that the root has not received, after its welcome."""
         self._is_welcome = True
         self._end_probe()
         for frame in self._delivery.resume(header.received):
@@ -160,7 +159,7 @@ class ZmqLeafLink(ZmqLink):
         return Lost(0, cause)
 
     def _give_up(self) -> None:
-        """Closes everything for good, so that a root that comes back sees it at once."""
+        """Closes everything for good, so that a root that comes back notices it at once."""
         self._is_over = True
         self._is_welcome = False
         self._end_probe()
@@ -183,11 +182,11 @@ class ZmqLeafLink(ZmqLink):
 
     def _transmit(self, frame: bytes) -> None:
         if self._is_welcome and self._connection is not None:
-            with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor reports
+            with suppress(zmq.Again):  # libzmq has given up the connection, which its monitor reports
                 self._connection.socket.send(frame, zmq.NOBLOCK)
             self._recheck(self._connection.socket)
 
-    # ---- what ZmqLink asks for
+    # ---- for ZmqLink
 
     def _awaits_receipts(self) -> bool:
         return self._delivery.has_unacknowledged and not self._is_over

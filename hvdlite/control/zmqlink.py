@@ -1,10 +1,10 @@
-"""Control links across hosts: ZeroMQ over TCP with CURVE, which admits the job's ranks and nobody else.
+"""Control links across hosts: ZeroMQ over TCP with CURVE, which admits only the job's ranks.
 
-A connection may end at any time. It is re-established, and `hvdlite.control.delivery` ensures that no message is lost
-or delivered twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one precedes its
-hello; it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
-connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
-lost when its process has ended, or when it does not come back in time: `hvdlite.control.liveness_probe` finds out.
+A connection may end at any time. The link makes a new one, and `hvdlite.control.delivery` ensures that no message is
+lost or delivered twice. Every attempt is a new socket at the dialling end, so that no data of an earlier one precedes
+its hello; it has no routing id, so the root gives it a fresh one. libzmq's own thread sends heartbeats, so they stop
+only if a peer is stopped or cut off, not if its Python is busy or hung. A peer is lost when its process has ended, or
+when it does not come back in time (`hvdlite.control.liveness_probe`).
 
 This file has what both ends share; `ZmqRootLink` and `ZmqLeafLink` are the ends.
 """
@@ -31,7 +31,7 @@ from hvdlite.settings import Settings
 
 _EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
 _CLOSE_S = 2.0
-_LINGER_MS = 100  # for receipts; what matters more has been acknowledged by then
+_LINGER_MS = 100  # for receipts; all other messages are acknowledged by then
 _HANDSHAKE_MS = 2000
 _REDIAL_MS = 50
 _CONNECT_MS = 500
@@ -60,8 +60,8 @@ class ZmqLink(ControlLink):
     """One end: sockets with their monitors, and the warnings.
 
     The descriptor of a ZeroMQ socket becomes readable only when something arrives after the socket was found empty, and
-    any use of the socket clears it. So `receive` takes everything, and connecting or sending is followed by `_recheck`:
-    then an inbox that is not readable has nothing to read, and no thread needs to ask the socket before it sleeps.
+    any use of the socket clears it. So `receive` reads everything, and `_recheck` follows connecting and sending: then
+    an unreadable inbox is empty, and no thread needs to check the socket before it sleeps.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
@@ -72,13 +72,13 @@ class ZmqLink(ControlLink):
         self._options = options
         self._next_warning = 0.0
         self._answers: dict[int, Callable[[], object]] = {}  # what `_look` does, by descriptor
-        self._has_events = True  # on a monitor, perhaps: looking each time would slow down every round trip
+        self._has_events = True  # perhaps, on a monitor; a check each time would slow down every round trip
         self._unread = Wake()
         self._answer(self._unread.fd, self._unread.clear)
 
     @abstractmethod
     def receive(self) -> Iterator[Received | Lost]:
-        """As of `ControlLink`: nobody talks to the root through this end alone."""
+        """As `ControlLink.receive`, but never Left: no other rank reaches the root through this end alone."""
 
     def close(self) -> None:
         closing = Scope.of(_CLOSE_S)
@@ -93,11 +93,11 @@ class ZmqLink(ControlLink):
 
     @abstractmethod
     def _awaits_receipts(self) -> bool:
-        """True while some peer, not counting lost ones, has not acknowledged everything."""
+        """True while some peer that is not lost has not acknowledged everything."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Closes what this end has opened."""
+        """Closes everything that this end has opened."""
 
     def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
         """A socket for links over the IP address, neither bound nor connected yet."""
@@ -107,7 +107,7 @@ class ZmqLink(ControlLink):
         socket.ipv6 = ":" in address
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # while nobody answers; what was connected is dialled anew
+        socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # before the first connection; later ones are new sockets
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, LivenessProbe.silence_ms(self._options))
@@ -119,7 +119,7 @@ class ZmqLink(ControlLink):
         self.inbox.sleep(int(until_due.pause_s() * 1000) + 1)
 
     def _look(self) -> None:
-        """Calls the handlers of all descriptors that are ready but the message sockets'."""
+        """Calls the handlers of all ready descriptors except the message sockets."""
         for fd, _ in self.inbox.ready():
             if (answer := self._answers.get(fd)) is not None:
                 answer()
@@ -135,15 +135,15 @@ class ZmqLink(ControlLink):
         self.inbox.add(fd)
 
     def _ignore(self, fd: int) -> None:
-        """Takes back `_answer`, if that was called."""
+        """Undoes `_answer`."""
         if self._answers.pop(fd, None) is not None:
             self.inbox.remove(fd)
 
     def _monitor(self, socket: zmq.Socket[bytes], events: int) -> MonitoredSocket:
         """Adds ``socket`` to the inbox, and a monitor for ``events`` of its connections.
 
-        Failed handshakes are not monitored: to report one, libzmq 4.3 overwrites the errno that says what failed, takes
-        a frame that was tampered with for a full queue, and aborts the process at the next heartbeat.
+        Failed handshakes are not monitored: when libzmq 4.3 reports one, it overwrites the errno of the failure, takes
+        a tampered frame for a full queue, and aborts the process at the next heartbeat.
         """
         monitor = socket.get_monitor_socket(events)
         monitored = MonitoredSocket(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
@@ -164,7 +164,7 @@ class ZmqLink(ControlLink):
         monitored.socket.close(linger_ms)
 
     def _warn(self, text: str) -> None:
-        """Logs what strangers and impostors do, at most once a minute."""
+        """Logs what strangers and impostors did, at most once a minute."""
         if (now := time.monotonic()) >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             logger.warning(text)

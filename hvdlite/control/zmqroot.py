@@ -1,8 +1,8 @@
 """Rank 0's end of the control links across hosts: a ROUTER that every other rank dials.
 
-A connection is identified by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is
-reported by file descriptor, which the next connection may reuse; so the monitor's events are read in order, and a
-descriptor counts as open only between the event that opens it and the one that closes it.
+The ROUTER gives a connection a routing id; the hello contains which rank's connection it is. The monitor reports its
+end by file descriptor, which the next connection may reuse. So events are read in order, and a descriptor is open only
+between the event that opens it and the one that closes it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _Peer:
 
 
 class ZmqRootLink(ZmqLink):
-    """Listens at once; `accept` waits for the others. ``address`` is for them.
+    """Listens at once, at ``address``; `accept` waits for the others.
 
-    Until `accept`, callers wait in the kernel's queue, where strangers among them cost no descriptor.
+    Until `accept`, callers wait in the kernel's queue, where strangers cost no descriptor.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
@@ -65,8 +65,8 @@ class ZmqRootLink(ZmqLink):
         self._by_fd: dict[int, _Peer] = {}
         self._absent: set[int] = set()
         self._open_fds: set[int] = set()
-        self._strange_fds: dict[int, None] = {}  # those of them that have not said hello, the oldest first
-        self._has_begun_message = False  # its name is sent, and the rest is not
+        self._strange_fds: dict[int, None] = {}  # open ones without a hello so far, the oldest first
+        self._has_begun_message = False  # its first part, the name, is sent, and the rest is not
         self._spare_fd = -1
         self._listener: Listener | None = None
         try:
@@ -81,9 +81,9 @@ class ZmqRootLink(ZmqLink):
             raise
 
     def accept(self, addresses: Mapping[int, str], scope: Scope) -> None:
-        """Waits until every rank that dials has said hello; ``addresses`` are theirs, by rank.
+        """Waits for the hellos of the other ranks, whose ``addresses`` are given by rank.
 
-        Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
+        Raises HorovodInternalError with the ranks that have not come in time, or were lost meanwhile.
         """
         for rank, address in addresses.items():
             digest, _, liveness_endpoint = address.partition(" ")
@@ -170,7 +170,7 @@ class ZmqRootLink(ZmqLink):
         try:
             header = header_of(frame.bytes, self._session)
             if header.kind in (Type.READY, Type.END, Type.RECEIPT):
-                return None  # the rest of a connection that its rank has replaced meanwhile; it comes again
+                return None  # of a connection that its rank has replaced meanwhile; it will be sent again
             hello = read_hello(header, frame.bytes)
         except ProtocolError as error:
             self._warn(f"a connection to rank 0 was ignored: {error}")
@@ -233,7 +233,7 @@ class ZmqRootLink(ZmqLink):
         self._absent.discard(peer.rank)
 
     def _part(self, peer: _Peer) -> None:
-        """Probes ``peer``, whose connection has ended. What it sent before can still be read."""
+        """Probes ``peer``, whose connection has ended. Its last messages can still be read."""
         peer.probe = LivenessProbe(peer.liveness_endpoint, self._options)
         self._absent.add(peer.rank)
 
@@ -267,7 +267,7 @@ class ZmqRootLink(ZmqLink):
         """Ends a connection that has not completed ZeroMQ's handshake, which limits their time but not their number.
 
         ZeroMQ may have closed it just now, so another file with this number is left alone, as are peers. Strangers may
-        have used up all descriptors, so this needs only the spare one.
+        have used all descriptors, so this needs only the spare one.
         """
         del self._strange_fds[fd]
         with suppress(OSError):
@@ -297,7 +297,7 @@ class ZmqRootLink(ZmqLink):
         self._has_begun_message = False
         self._recheck(self._socket)
 
-    # ---- what ZmqLink asks for
+    # ---- for ZmqLink
 
     def _awaits_receipts(self) -> bool:
         return any(peer.delivery.has_unacknowledged and not peer.lost for peer in self._peers.values())

@@ -1,4 +1,4 @@
-"""The caller's side: it starts a task on each worker, hears what becomes of them, and ends them all together."""
+"""The caller's side: it starts a task on each worker, follows their events, and ends all of them together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
 _LOOK_S: Final = 0.1
-_GRACE_S: Final = 5.0  # after the first failure, for the other ranks to notice and say so
+_GRACE_S: Final = 5.0  # after the first failure, for the outcomes of the other ranks
 _LEFT: Final = "left"
-_END_S: Final = 15.0  # for cancelled tasks to end their ranks: more than these give them
+_END_S: Final = 15.0  # for cancelled tasks to end their ranks: longer than the tasks wait before SIGKILL
 
 
 def call(
@@ -51,14 +51,14 @@ def call(
             f"workers must be a list of workers' addresses or names, got {workers!r}; the number of ranks is num_proc"
         )
     if size is not None and workers is not None:
-        raise ValueError("num_proc and workers exclude each other: each worker that is named is a rank")
+        raise ValueError("num_proc and workers exclude each other: each named worker is a rank")
     try:
         function = dump_by_value((func, args, kwargs), "")
     except ValueError as error:
         raise ValueError(f"the function or its arguments {error}") from error
     timeout_s = Settings.read().start_timeout if start_timeout is None else start_timeout
     environment.setdefault("HVDLITE_START_TIMEOUT", f"{timeout_s:g}")
-    # A client of our own: what it hears does not replace handlers of the user's, and its end cancels what it started.
+    # A client of our own: its event handlers replace none of the user's, and its end cancels its tasks.
     with Client(client.scheduler.address, security=client.security, set_as_default=False, name="hvdlite") as own:
         addresses = _ranks(own, workers) if size is None else _first(own, size, timeout_s)
         taken = seats(_nodes(own, addresses))
@@ -69,7 +69,7 @@ def call(
 class _Job:
     """One job: a task for each of ``taken``, on the worker at the same index of ``addresses``.
 
-    Everything that happens comes through one queue: ``(rank, what)``, where ``what`` is an event's text or an outcome.
+    All events come through one queue: ``(rank, BEGUN, ENDED, _LEFT or an outcome)``.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class _Job:
         self._events: queue.SimpleQueue[tuple[int, str | Outcome]] = queue.SimpleQueue()
         self._futures: dict[int, Future] = {}
         self._rendezvous = ""
-        self._begun: set[int] = set()  # ranks whose tasks run
-        self._ended: set[int] = set()  # those whose tasks have ended, or their workers
+        self._begun: set[int] = set()  # ranks whose tasks have begun
+        self._ended: set[int] = set()  # ranks whose tasks or workers have ended
         self._outcomes: dict[int, Outcome] = {}  # in the order in which they came
 
     def run(self, start_s: float) -> list[Outcome]:
-        """Returns what became of all ranks that were heard of. Raises LaunchError if tasks do not begin in time."""
+        """Returns the outcomes that came, first come first. Raises LaunchError if tasks do not begin in time."""
         with self._listening():
             try:
                 self._start(start_s)
@@ -105,7 +105,7 @@ class _Job:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """A context in which events of the tasks and of the workers are heard."""
+        """Subscribes to the events of the tasks and of the workers."""
         self._client.subscribe_topic(topic_of(self._job), self._note_task)
         for rank, address in enumerate(self._addresses):
             self._client.subscribe_topic(address, partial(self._note_worker, rank))
@@ -125,7 +125,7 @@ class _Job:
             self._events.put((rank, _LEFT))
 
     def _note_future(self, rank: int, future: Future) -> None:
-        """Called in the one thread that the client has for all such calls, so it must not wait for the outcome."""
+        """Called in the client's only thread for callbacks, so it must not wait for the outcome."""
         if future.status == "finished":
             self._client.loop.add_callback(self._fetch, rank, future)
         elif future.status == "error":
@@ -134,7 +134,7 @@ class _Job:
             self._events.put((rank, self._death(rank, f"was ended: its task in Dask is {future.status}")))
 
     async def _fetch(self, rank: int, future: Future) -> None:
-        """Waits for the outcome, perhaps for ever: its worker may have left with it, of which another event tells."""
+        """Waits for the outcome, perhaps for ever: if its worker leaves with it, `_note_worker` reports that."""
         self._events.put((rank, await self._client.gather(future, asynchronous=True)))
 
     def _submit(self, rank: int) -> None:
@@ -155,7 +155,7 @@ class _Job:
         future.add_done_callback(partial(self._note_future, rank))
 
     def _start(self, start_s: float) -> None:
-        """Submits rank 0, whose task tells the address where ranks meet, and then the others with it."""
+        """Submits rank 0, whose task reports the rendezvous's address, and then the others with that address."""
         scope = Scope.of(start_s)
         self._submit(0)
         while not self._outcomes and len(self._begun) < len(self._seats):
@@ -171,14 +171,14 @@ class _Job:
                     self._submit(rank)
 
     def _wait(self) -> None:
-        """Waits for the outcomes of all ranks, or once one has failed, until the others had the time to notice."""
+        """Waits for the outcomes of all ranks, after the first failure for at most `_GRACE_S`."""
         scope = Scope()
         while len(self._outcomes) < len(self._seats) and self._receive(scope):
             if scope.timeout_s is None and not all(outcome.is_success for outcome in self._outcomes.values()):
                 scope = Scope.of(_GRACE_S)
 
     def _end(self) -> None:
-        """Cancels what still runs, and waits until the ranks have ended."""
+        """Cancels the remaining tasks, and waits until their ranks have ended."""
         if self._client.status != "running":
             return  # the scheduler is gone, and with it the tasks
         self._client.cancel([future for future in self._futures.values() if not future.done()])
@@ -225,7 +225,7 @@ def _ranks(client: Client, workers: Sequence[str] | None) -> list[str]:
 def _first(client: Client, size: int, timeout_s: float) -> list[str]:
     """The addresses of the first ``size`` workers, by rank. Raises LaunchError if there are fewer after ``timeout_s``.
 
-    Waits as `Client.wait_for_workers` does, but keeps what it saw last: a worker may leave right afterwards.
+    `Client.wait_for_workers` does not return the workers that it saw, and one may leave right afterwards.
     """
     scope = Scope.of(timeout_s)
     while len(there := [each for each, worker in _workers(client).items() if worker["status"] == "running"]) < size:
@@ -234,12 +234,12 @@ def _first(client: Client, size: int, timeout_s: float) -> list[str]:
                 f"{size} ranks need as many workers, and Dask's cluster has {len(there)} ready after {timeout_s:g} s; "
                 "start more workers, lower num_proc, or raise start_timeout"
             )
-        time.sleep(_LOOK_S)  # the scheduler tells no client when a worker has come
+        time.sleep(_LOOK_S)  # the scheduler does not notify clients of new workers
     return _in_order(sorted(there, key=_by_host_and_port)[:size])
 
 
 def _workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
-    """What the scheduler knows of each worker, by address."""
+    """The scheduler's description of each worker, by address."""
     found: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
     return found
 
@@ -260,7 +260,7 @@ def _by_host_and_port(address: str) -> tuple[str, int, str]:
 
 
 def _nodes(client: Client, addresses: Sequence[str]) -> list[Node]:
-    """Where the workers run. Raises LaunchError for those without this version of hvdlite."""
+    """The workers' nodes. Raises LaunchError if a worker lacks this version of hvdlite."""
     answers: dict[str, Place | BaseException] = client.run(place, workers=list(addresses), on_error="return")
     nodes = []
     for address in addresses:

@@ -1,4 +1,4 @@
-"""What runs in Dask's workers: a task per rank, and the question of where a worker is."""
+"""The functions that run in Dask's workers: a task per rank, and one that returns where the worker is."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def place() -> Place:
 
 
 def topic_of(job: Job) -> str:
-    """The topic of Dask's events on which the tasks of ``job`` tell ``[BEGUN or ENDED, rank, rendezvous]``."""
+    """The topic on which the tasks of ``job`` log events: ``[BEGUN or ENDED, rank, rendezvous]``."""
     return f"hvdlite-{job.name}"
 
 
 def run_rank(function: bytes, seat: Seat, job: Job, rendezvous: str, environment: dict[str, str]) -> Outcome:
     """Runs the rank of ``seat`` until it ends, this task is cancelled, or its worker leaves.
 
-    Rank 0 serves the rendezvous, and tells its address to the caller, who starts the other tasks with it.
+    Rank 0 serves the rendezvous, and reports its address to the caller, which passes it to the other tasks.
     """
     worker = get_worker()
     key = worker.get_current_task()

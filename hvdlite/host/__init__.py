@@ -1,1 +1,1 @@
-"""What this host says of processes, memory, CPUs and limits."""
+"""Processes, memory, CPUs and limits of this host."""

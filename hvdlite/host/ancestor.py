@@ -11,9 +11,9 @@ from hvdlite.host.proc import stat_of
 def started_without(variable: str, pid: int = 0, value: str | None = None) -> int:
     """The id of the nearest ancestor of ``pid``, by default of this process, without ``variable`` in its environment.
 
-    An engine sets ``variable`` for what it starts, so this is the engine, whatever scripts lie between. If ``value`` is
-    given, an ancestor with another value counts too: an engine that is a rank of an outer job. A process whose
-    environment cannot be read belongs to another user, and counts as one without. Raises OSError if ``pid`` has ended.
+    An engine sets ``variable`` for the processes that it starts, so this is the engine, whatever scripts are in
+    between. If ``value`` is given, an ancestor with another value counts too: an engine that is a rank of an outer job.
+    So does a process of another user, whose environment cannot be read. Raises OSError if ``pid`` has ended.
     """
     pid = stat_of(pid).parent if pid else os.getppid()
     while pid > 1 and (found := value_at(pid, variable)) is not None and value in (None, found):

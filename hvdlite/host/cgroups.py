@@ -1,7 +1,7 @@
 """Limits of this process's control groups, of version 1 or 2, and the number of kills by the OOM killer.
 
-Limits of all groups above apply too, so the lowest on the way up counts. A container may see its own group as the top,
-or get a path that exists only on the host: then only the top can be read. None stands for no limit.
+Limits of all parent groups apply too, so the lowest counts. A container may see its own group as the top, or a path
+that exists only on the host: then only the top can be read. None stands for no limit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What the kernel counts of a process, of its control groups and of its host: sums that only grow, as it shows them.
+"""The kernel's counters of a process, its control groups and its host: sums that only grow.
 
-Each file is opened once and read again in one call of the kernel, so that a look at a process takes three calls, and
-one or two for each of its control groups; a look at the host takes four, however many processes are looked at. What a
-system does not show is missing among the sums. ``root`` is the top of the file system, or of a recorded one.
-
-Seconds are of the process's or the host's time; the processor time of several threads adds up.
+Each file stays open and is read by one system call: a process takes three calls, and one or two for each of its control
+groups; the host takes four. Sums that a system does not show are missing. ``root`` is the top of the file system, or of
+a recorded one.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _STOPPED: Final = "T"
 
 
 class _File:
-    """A file whose contents change. It is empty where it cannot be read, or not any more."""
+    """A file whose contents change. It reads as empty if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
@@ -98,10 +96,10 @@ class ProcessCounters:
     - ``minor_faults``, ``major_faults``: page faults, and those for which something had to be read
     - ``throttled_s``, ``throttles``: for how long, and how often, its control groups had used up their processor time
     - ``reclaims``, ``memory_s``: how often its control groups reached their memory limit, and the time lost by that
-    - ``is_stopped``: 1 while a signal has stopped it, which is no sum
-    - ``processor``: where its main thread ran last, which is none either
+    - ``is_stopped``: 1 while a signal has stopped it (not a sum)
+    - ``processor``: where its main thread ran last (not a sum)
 
-    Those of control groups are counted since this was made, and from then on for whatever groups it is in.
+    Sums of control groups begin with this object, and follow the process to other groups.
     """
 
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
@@ -115,7 +113,7 @@ class ProcessCounters:
         self._earlier: Sums = {}  # of the groups that it was in before
 
     def read(self) -> Sums:
-        """The sums by now; empty if the process has ended."""
+        """The sums; empty if the process has ended."""
         stat = parse_stat(self._stat.read())
         if stat is None:
             return {}
@@ -151,7 +149,7 @@ class HostCounters:
     """Reads the sums of this host.
 
     - ``swapped_in``: pages read back from swap
-    - ``timeouts``, ``resent``: how often TCP waited in vain for an answer, and the segments that it sent again
+    - ``timeouts``, ``resent``: how often TCP got no answer in time, and the segments that it sent again
     - ``steal_s.N``: for how long the host of this virtual machine gave processor N to others
     """
 
@@ -164,7 +162,7 @@ class HostCounters:
         self._fastest: dict[int, float] = {}
 
     def read(self) -> Sums:
-        """The sums by now."""
+        """The sums."""
         sums: Sums = {}
         for line in self._stat.read().splitlines():
             name, *values = line.split()

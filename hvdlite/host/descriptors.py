@@ -1,10 +1,10 @@
-"""What this process opens: as many descriptors as it needs, and files at paths that a user names.
+"""Opens descriptors: checks that there are enough, and opens files at paths that a user names.
 
-ZeroMQ silently retries for ever when the system refuses a descriptor to one of its connections. So as many descriptors
-as will be needed are opened and closed again beforehand.
+ZeroMQ silently retries for ever when it gets no descriptor for a connection. So `check_descriptors` opens as many as
+will be needed, and closes them again.
 
-No link is followed that another user may have planted where a user names a file. The kernel follows it even for root,
-unless fs.protected_symlinks is on and the folder is sticky.
+Links that another user may have planted are not followed. The kernel follows them even for root, unless
+fs.protected_symlinks is on and the folder is sticky.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 
 from hvdlite.errors import HorovodInternalError
 
-_LOCAL = 18  # the segment's, the arena's, the engine's and the listener's
-_ACROSS = 24  # ZeroMQ's and the rings', and those of the rendezvous, which ends later
+_LOCAL = 18  # of the segment, the arena, the engine and the listener
+_ACROSS = 24  # of ZeroMQ, the rings and the rendezvous, which ends later
 _PER_NEIGHBOUR = 2  # of the same host, at its leader
 _MOST_LINKS: Final = 40  # as the kernel's
 _ROOT: Final = 0
@@ -68,8 +68,8 @@ def followed(path: str | Path) -> Path:
 def opened(path: str | Path, flags: int) -> int:
     """Opens or creates the file at ``path`` with ``flags``, and returns its descriptor. Raises OSError.
 
-    In a folder that all may write to, such as /tmp, a file that another user has put there is refused, and one with
-    hard links, for that name may be another user's.
+    In a folder that all may write to, such as /tmp, a file of another user is refused, and one with hard links, since
+    another user may have made the name.
     """
     path = followed(path)
     flags |= os.O_CREAT | os.O_CLOEXEC

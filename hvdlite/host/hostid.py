@@ -10,16 +10,16 @@ from hvdlite.errors import HorovodInternalError
 
 
 def kernel_host_id() -> str:
-    """The same for two processes exactly if they run on one kernel and in one network namespace.
+    """Equal for two processes exactly if they run on one kernel and in one network namespace.
 
-    The namespace matters because memory is handed over abstract Unix sockets, which end at it. Raises
-    HorovodInternalError if it cannot be determined.
+    The namespace matters because ranks send memory through abstract Unix sockets, which belong to a network namespace.
+    Raises HorovodInternalError if it cannot be determined.
     """
     return f"{_boot_id()}-{network_namespace()}"
 
 
 def clock_id() -> str:
-    """The same for two processes if they have one monotonic clock."""
+    """Equal for two processes if they have one monotonic clock."""
     try:
         namespace = os.stat("/proc/self/ns/time").st_ino
     except OSError:  # a kernel without them

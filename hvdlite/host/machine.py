@@ -54,8 +54,8 @@ def _listed(folder: Path) -> list[str]:
 def _gpus() -> list[dict[str, str]]:
     """Name, memory and driver of each GPU; empty if nvidia-smi is missing or does not answer."""
     try:
-        said = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=_GPU_DEADLINE_S).stdout
+        output = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=_GPU_DEADLINE_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = ([word.strip() for word in line.split(",")] for line in said.splitlines())
+    rows = ([word.strip() for word in line.split(",")] for line in output.splitlines())
     return [{"name": row[0], "memory_mib": row[1], "driver": row[2]} for row in rows if len(row) == 3]

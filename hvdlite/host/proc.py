@@ -1,8 +1,8 @@
 """Facts about this host and about any process on it, of any user.
 
-psutil is imported when it is first needed: that takes 13 ms and 1.2 MB, which neither an agent that starts nor a rank
-should pay. ``/proc`` is read here for what psutil lacks: the group and session of a process, when it started on a clock
-that nobody sets, signal masks and threads. State and parent come with these, at half of what psutil takes.
+psutil is imported when it is first needed, because that takes 13 ms and 1.2 MB, which a starting agent and a rank
+should not pay. This module reads ``/proc`` itself for what psutil lacks: the group and session of a process, its start
+on a clock that cannot be set, signal masks and threads. State and parent come with these, in half of psutil's time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Stat(NamedTuple):
-    """What a ``stat`` file reports about a process or a thread.
+    """The contents of a ``stat`` file of a process or a thread.
 
-    ``state`` is ``T`` if a signal stopped it, and ``t`` if a debugger holds it. ``parent``, ``group`` and ``session``
-    are process ids. The processor times and page faults are sums. ``started_s`` is on CLOCK_BOOTTIME, and ``processor``
-    where it ran last.
+    ``state`` is ``T`` if a signal stopped it, and ``t`` if a debugger did. ``parent``, ``group`` and ``session`` are
+    process ids. ``started_s`` is on CLOCK_BOOTTIME, and ``processor`` is where it ran last.
     """
 
     name: str
@@ -69,6 +68,13 @@ def stat_of(pid: int) -> Stat:
     if stat is None:
         raise ProcessLookupError(f"process {pid} has ended")
     return stat
+
+
+def pids() -> list[int]:
+    """All processes of this machine, zombies included; none where there is no /proc."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
 
 
 def status_of(pid: int, tid: int | None = None) -> dict[str, str]:
@@ -129,7 +135,7 @@ def memory() -> Memory:
 
 @contextmanager
 def _psutil() -> Iterator[Any]:
-    """Gives out psutil; its errors become the OSErrors that the kernel gives."""
+    """Yields psutil; its errors become the kernel's OSErrors."""
     import psutil
 
     try:

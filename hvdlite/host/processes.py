@@ -1,8 +1,7 @@
 """Linux's means to leave no process behind.
 
-There are three, each for what the one before misses: a *process group* per worker takes signals as a whole; a
-*subreaper* becomes the parent of orphans that left their group; a *parent-death signal* ends a process whose parent was
-killed before it could act.
+A *process group* per worker receives signals as a whole; a *subreaper* becomes the parent of orphans that left their
+group; a *parent-death signal* ends a process whose parent was killed before it could act.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from hvdlite.host.proc import has_signal, stat_of, status_of
+from hvdlite.host.proc import has_signal, pids, stat_of, status_of
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -48,9 +47,10 @@ def adopt_orphans() -> None:
 
 
 class Process(NamedTuple):
-    """The ids of a process, its parent, its group and its session."""
+    """The ids of a process, its parent, its group and its session. ``state`` is that of `hvdlite.host.proc.Stat`."""
 
     pid: int
+    state: str
     parent: int
     group: int
     session: int
@@ -58,13 +58,10 @@ class Process(NamedTuple):
 
 def processes() -> Iterator[Process]:
     """All processes of this machine, zombies included."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = stat_of(pid := int(entry.name))
-            except OSError:
-                continue  # it ended while we looked
-            yield Process(pid, stat.parent, stat.group, stat.session)
+    for pid in pids():
+        with suppress(OSError):  # it has ended
+            stat = stat_of(pid)
+            yield Process(pid, stat.state, stat.parent, stat.group, stat.session)
 
 
 def children() -> list[int]:

@@ -1,7 +1,7 @@
-"""A rank in a child process, for engines whose tasks are threads, which nobody can end.
+"""A rank in a child process, for engines whose tasks are threads, which cannot be killed.
 
-The call and its outcome are pickled in two files without a name, which the child inherits, so neither process waits for
-the other to read. The key of the job is in the first.
+The call, which contains the job's key, and its outcome are pickled in two memfds that the child inherits, so neither
+process waits for the other to read.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from hvdlite.host.proc import stat_of
-from hvdlite.host.processes import die_with_parent, signal_group
+from hvdlite.host.processes import die_with_parent, processes, signal_group
 from hvdlite.hosted.outcomes import Outcome, attempt, lost
 from hvdlite.hosted.placement import Seat
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import dump, load
 from hvdlite.scope import Scope
 
-_LOOK_S: Final = 0.2  # how soon the child is ended once nobody wants it any more
+_LOOK_S: Final = 0.2  # between two looks at the child and at ``is_wanted``
 _TERM_S: Final = 5.0  # from SIGTERM to SIGKILL
 
 # The child finds modules where its parent does.
@@ -41,43 +40,42 @@ class Call(NamedTuple):
 
 
 def call_in_child(call: Call, is_wanted: Callable[[], bool]) -> Outcome:
-    """Calls it in a child process. Once it is not wanted, ends the child and its process group.
+    """Runs ``call`` in a child process. Ends the child and its process group once ``is_wanted`` returns False.
 
-    The child also ends with the thread that calls this.
+    The child also ends with the thread that called this function.
     """
-    with _nameless("call") as told, _nameless("outcome") as answer:
-        told.write(dump(call))
-        told.seek(0)
-        numbers = [str(number) for number in (told.fileno(), answer.fileno(), os.getpid())]
+    with _memory_file("call") as request, _memory_file("outcome") as reply:
+        request.write(dump(call))
+        request.seek(0)
+        numbers = [str(number) for number in (request.fileno(), reply.fileno(), os.getpid())]
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(sys.path), *numbers],
             stdin=subprocess.DEVNULL,
-            pass_fds=(told.fileno(), answer.fileno()),
+            pass_fds=(request.fileno(), reply.fileno()),
             start_new_session=True,
         )
         try:
-            while not _has_ended(process, _LOOK_S):
-                if not is_wanted():
-                    break
+            while not _has_ended(process, _LOOK_S) and is_wanted():
+                pass
         finally:
             _end(process)
-        answer.seek(0)
-        if answered := answer.read():
-            outcome: Outcome = load(answered)
+        reply.seek(0)
+        if data := reply.read():
+            outcome: Outcome = load(data)
             return outcome
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return Outcome(call.seat.rank, call.seat.host, death=_death(process.returncode), code=code)
 
 
 def main() -> None:
-    """The child: ``PATHS CALL OUTCOME PARENT``, of which the second and third are descriptors."""
-    told, answer, parent = map(int, sys.argv[2:])
+    """The child process. Its arguments are ``sys.path``, the descriptors of call and outcome, and the parent's pid."""
+    request, reply, parent = map(int, sys.argv[2:])
     del sys.argv[1:]
     die_with_parent(signal.SIGKILL, parent)
-    with open(told, "rb") as file:
+    with open(request, "rb") as file:
         call: Call = load(file.read())
     outcome = attempt(_loaded, (call.function,), {}, call.seat, call.job, call.rendezvous, call.environment)
-    with open(answer, "wb") as file:
+    with open(reply, "wb") as file:
         file.write(dump(outcome))
 
 
@@ -86,7 +84,7 @@ def _loaded(function: bytes) -> Any:
     return call(*args, **kwargs)
 
 
-def _nameless(name: str) -> BinaryIO:
+def _memory_file(name: str) -> BinaryIO:
     return open(os.memfd_create(f"hvdlite-{name}"), "w+b")
 
 
@@ -110,14 +108,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _has_members(group: int) -> bool:
-    """True if a process of ``group`` runs; a container may have nobody who reaps the others."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):
-                stat = stat_of(int(entry))
-                if stat.group == group and stat.state != "Z":
-                    return True
-    return False
+    """True if a process of ``group`` runs. Zombies do not count: a container may have no init that reaps them."""
+    return any(each.group == group and each.state != "Z" for each in processes())
 
 
 def _death(code: int) -> str:

@@ -17,7 +17,7 @@ from hvdlite.session import shutdown
 def serve(job: Job, seat: Seat) -> RendezvousServer:
     """Serves the rendezvous of ``job`` in this process, which has the ``seat`` of rank 0, until it is closed.
 
-    Its ``address`` is for all ranks. Raises HorovodInternalError if this process cannot listen at its node's address.
+    All ranks use its ``address``. Raises HorovodInternalError if this process cannot listen at its node's address.
     """
     address = seat.node.address if seat.has_neighbours else LOOPBACK
     try:
@@ -33,8 +33,8 @@ def serve(job: Job, seat: Seat) -> RendezvousServer:
 def joined(seat: Seat, job: Job, rendezvous: str, environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """A context in which this process is the rank of ``seat``: ``hvd.init()`` joins the ``job`` there.
 
-    ``rendezvous`` is the address of `serve`, and ``environment`` is added to this process's. At the end the rank leaves
-    the job if it has not, and the environment is as before.
+    ``rendezvous`` is the address of `serve`, and ``environment`` is added to this process's. At the end the rank has
+    left the job, and the environment is restored.
     """
     user = {**os.environ, **(environment or {})}
     ours = {
@@ -62,7 +62,7 @@ def joined(seat: Seat, job: Job, rendezvous: str, environment: Mapping[str, str]
 
 
 class Member:
-    """This process, if it stays in a job for more than one call: it is a rank from `join` to `leave`."""
+    """This process as a rank for several calls, from `join` to `leave`."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -1,7 +1,7 @@
-"""What became of a call on every rank, and which of several failures came first.
+"""The outcome of a call on every rank, and which of several failures came first.
 
-A failure is a value, not an exception: an engine ends a job at the first exception that it sees, which may be that of a
-rank that only lost another.
+A failure is a value, not an exception: engines end a job at the first exception, which may come from a rank that only
+lost another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OURS: Final = os.path.dirname(__file__) + "/"
 
 
 def lost(how: str, again: str = "call it again") -> str:
-    """The `Outcome.death` of a process of which only ``how`` it ended is known, with what to do next."""
+    """The `Outcome.death` of a process that ended for an unknown reason; ``again`` is how to repeat the call."""
     return (
         f"{how}. If nothing else says why, its host may have run out of memory: see 'dmesg' there, and lower the batch "
         f"size or the ranks per host. Then {again}, from your last checkpoint"
@@ -32,12 +32,11 @@ def lost(how: str, again: str = "call it again") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call on ``rank``: a ``result``, or else a ``failure``.
+    """The outcome of a call on ``rank``: a ``result``, a ``failure``, or the ``death`` of the process.
 
-    The ``result`` is what the function returned if the engine sends that as it is (`call`), or pickled (`attempt`).
-    ``failure`` is the text of a traceback. It ``follows`` from that of another rank if this one only lost that one, or
-    found that it had left.
-    ``death`` says how the process ended, with its exit ``code``, if it gave neither.
+    The ``result`` is the function's return value (`call`), or its pickle (`attempt`). ``failure`` is the text of a
+    traceback; ``follows`` is set if its reason is the loss or the end of another rank. ``death`` describes how the
+    process ended, with exit code ``code``.
     """
 
     rank: int
@@ -71,8 +70,8 @@ def attempt(
 ) -> Outcome:
     """Calls ``function(*args, **kwargs)`` in this process as the rank of ``seat``.
 
-    ``dumps`` pickles the result, or raises ValueError. Engines that send functions by value have one that knows the
-    classes which came with the function, so that results are of the caller's classes.
+    ``dumps`` pickles the result, or raises ValueError. An engine that sends functions by value passes its own, which
+    knows the classes that came with the function.
     """
     with joined(seat, job, rendezvous, environment):
         outcome = call(function, args, kwargs, seat)
@@ -99,9 +98,9 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """The results by rank of ``outcomes``, which are in the order in which they came. Raises the first failure.
+    """The results by rank of ``outcomes``, which are in the order of their arrival. Raises the first failure.
 
-    A rank that failed because another had gone does not count as the first if that one, or any other, failed by itself.
+    A failure that `follows` from another rank counts only if no rank failed by itself.
     """
     failures = [outcome for outcome in outcomes if not outcome.is_success]
     if failures:
@@ -126,7 +125,7 @@ def _failure(seat: Seat, error: BaseException) -> Outcome:
 
 
 def _origin(error: BaseException | None) -> PeerLost | ShutDown | None:
-    """The loss or the leave of another rank that ``error`` reports, itself or by what it was raised from."""
+    """The PeerLost or ShutDown in ``error`` and the errors from which it was raised; None if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, PeerLost | ShutDown):

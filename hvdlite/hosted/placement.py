@@ -11,7 +11,7 @@ from hvdlite.members.topology import Placement, by_host, group
 
 
 class Node(NamedTuple):
-    """A node as its engine knows it: ``id`` tells it from others, ``name`` is for messages, ``address`` is its IP."""
+    """A node of an engine: its unique ``id``, its ``name`` in messages, and its IP ``address``."""
 
     id: str
     name: str
@@ -20,10 +20,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What one process needs to know to be a rank, except for the job's key.
-
-    ``has_neighbours`` is true if the job has ranks on other nodes.
-    """
+    """The place of one rank in the job. ``has_neighbours`` is true if the job has ranks on other nodes."""
 
     placement: Placement
     size: int
@@ -43,8 +40,7 @@ class Seat:
     def variables(self) -> dict[str, str]:
         """The environment of the rank, without the job's name, key and rendezvous.
 
-        Ranks of one node may share memory, and those of two may not, even if both nodes are of one machine: they may
-        be containers.
+        Only ranks of one node share memory: two nodes of one machine may be containers.
         """
         return numbers_of(self.placement, self.size) | {"HVDLITE_HOSTID": self.node.id}
 

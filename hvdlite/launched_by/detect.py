@@ -2,8 +2,8 @@
 
 HVDLITE_RANK and HVDLITE_SIZE come first, so hvdrun works inside any engine. An engine inside hvdrun is refused, since
 all its ranks would take the one number that hvdrun assigned; an hvdrun inside hvdrun is not. Otherwise the first
-matching row of `ENGINES` counts. If the environment says that a process is one of several but not which, that is an
-error: N jobs of one rank would train and be wrong silently.
+matching row of `ENGINES` counts. It is an error if a process is one of several, but its environment lacks its rank: N
+jobs of one rank would train and be wrong silently.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yo
 
 
 def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
-    """Translates the engine's variables into those of settings; returns none if no engine started the process.
+    """Translates the engine's variables into variables of settings; returns none if no engine started the process.
 
-    ``environ`` is that of process ``pid``, by default of this one.
-
-    Raises ValueError if the process is one of several but the environment does not say which, or where the others are.
+    ``environ`` is the environment of process ``pid``, by default of this one. Raises ValueError if the process is one
+    of several, but the environment lacks its rank or the place of the others.
     """
     if is_explicit(environ):
         _refuse_engine_in_hvdrun(environ, pid)
@@ -50,7 +49,7 @@ def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
 
 
 def doubt(environ: Environ) -> str:
-    """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
+    """Returns why the user probably did not want a job of one; empty if nothing suggests that."""
     if is_explicit(environ) or engine_of(environ):
         return ""
     tasks = environ.get("SLURM_NTASKS", "1")
@@ -65,7 +64,7 @@ def doubt(environ: Environ) -> str:
 
 
 def is_explicit(environ: Environ) -> bool:
-    """True if hvdlite's own variables say which rank this is, and no engine's count."""
+    """True if hvdlite's own variables set the rank, so that no engine's count."""
     return "HVDLITE_RANK" in environ or "HVDLITE_SIZE" in environ
 
 

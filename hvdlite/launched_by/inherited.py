@@ -1,7 +1,7 @@
-"""The environment that a rank hands on to a job that it starts.
+"""The environment of a job that a rank starts.
 
-What the outer job gave to its rank does not hold in the inner one: the numbers of the rank, the addresses at which
-ranks meet, and the file of the timeline.
+Variables of the outer job do not hold in the inner one: the numbers of the rank, the addresses at which ranks meet, and
+the file of the timeline.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ _OF_ITS_JOB: Final = frozenset(
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without what hvdrun gave to a process as a rank of its job; all of it if this is no such process."""
+    """``environ`` without the variables that hvdrun set for a rank, if it set any."""
     left_out = _OF_ITS_JOB if OF_HVDRUN in environ else ()
     return {name: value for name, value in environ.items() if name not in left_out}

@@ -1,4 +1,4 @@
-"""The variables that tell a process which rank it is, under hvdlite's names and those that other libraries read."""
+"""The variables with the rank of a process, under hvdlite's names and under names that other libraries read."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ def tasks_of_nodes(text: str) -> list[int]:
 def not_of_the_job(environ: Environ) -> list[str]:
     """The variables of Slurm that describe a step, a task or the form of the request, and not the job as a whole.
 
-    A rank of hvdrun that has them would pass for the only task of a step, and srun would take them for its options.
+    A rank of hvdrun with them would look like the only task of a step, and srun would take them as options.
     """
     return sorted(name for name in environ if name.startswith(("SLURM_", "SRUN_")) and not _OF_THE_JOB.fullmatch(name))
 
 
 def without_step(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` for a rank of hvdrun: without `not_of_the_job`, but with what a task and a node have of cores."""
+    """``environ`` for a rank of hvdrun: without `not_of_the_job`, but with the cores of a task and of a node."""
     left_out = set(not_of_the_job(environ)) - {"SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}
     return {name: value for name, value in environ.items() if name not in left_out}

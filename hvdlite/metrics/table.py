@@ -1,10 +1,9 @@
 """The table of quantities: one row for each number that hvdlite keeps about a rank while it runs.
 
-To add a quantity, add a row here, and return its value where the row says that it is read. All readers follow the
-table: the rank writes its quantities to its black box once a second and at its end, its agent reads them there, a slow
-rank is explained by how fast the counters of all ranks grow, and ``hvdrun top --json`` shows the values.
-
-The standard library is all that this module needs, as agents import it.
+To add a quantity, add a row here, and return its value in the function that the row's `Reader` names. The rank writes
+its quantities to its black box once a second and at its end, and its agent reads them there. The growth of counters
+explains slow ranks, and ``hvdrun top --json`` shows the values. Agents import this module, so it needs the standard
+library only.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Reader(Enum):
     GROUP = "hvdlite.engine.observer.Observer.quantities"
     """In each group of a rank. The values of all its groups are added up."""
     BATCHES = "hvdlite.blackbox.times.add_up"
-    """In the latest batches, which a black box records. It is not worth a sum that all batches pay for."""
+    """In the latest batches, which a black box records, because a sum would cost every batch."""
     SESSION = "hvdlite.observe.account.Account.quantities"
     """In the session of a rank."""
     PYTHON = "hvdlite.observe.interpreter.Interpreter.quantities"
@@ -40,7 +39,7 @@ class Over(Enum):
     MEAN = "mean"
     MAX = "max"
     NONE = "none"
-    """Not at all: the value has a meaning for one rank only."""
+    """The value has a meaning for one rank only."""
 
     def combine(self, values: Sequence[float]) -> float:
         """The value of the job."""
@@ -57,7 +56,7 @@ class Over(Enum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Quantity:
-    """One row. A counter only grows, also from one session of a process to the next; a gauge may do anything.
+    """One row. A counter only grows, also from one session of a process to the next; a gauge may also fall.
 
     ``slot`` is the place of the row in the table, and of its value in a black box.
     """
@@ -139,7 +138,7 @@ GIL_SLEEPS: Final = counter("gil_sleeps", "", Reader.PYTHON, Over.SUM, "times th
 IN_FLIGHT: Final = gauge("in_flight", "", Reader.GROUP, Over.MAX, "tensors that are submitted and not done")
 NBYTES: Final = counter("nbytes", "B", Reader.BATCHES, Over.SUM, "bytes of the tensors that this rank has submitted")
 
-# New rows of a rank go here: a rank and its agent may be of two versions, and the order is that of the black box.
+# New rows of a rank go here: the order is the black box's, and a rank and its agent may have different versions.
 
 # ---- the process, its control groups and its host, as the kernel counts
 
@@ -158,7 +157,7 @@ for _name, _unit, _reader, _meaning in (
     ("stopped_s", "s", Reader.PROCESS, "a signal had stopped it"),
     ("slowed_s", "s", Reader.PROCESS, "its processor lacked this much of its highest frequency, in seconds of that"),
     ("swapped_in", "", Reader.HOST, "pages that were read back from swap"),
-    ("timeouts", "", Reader.HOST, "times that TCP waited in vain for an answer"),
+    ("timeouts", "", Reader.HOST, "times that TCP got no answer in time"),
     ("resent", "", Reader.HOST, "segments that TCP sent again"),
     ("steal_s", "s", Reader.HOST, "the host of this virtual machine gave its processors to others"),
 ):

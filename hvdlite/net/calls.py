@@ -1,8 +1,7 @@
 """Calls: a question and its answer over one connection, between a program and the processes of its job.
 
-Both sides prove that they know a secret, as the neighbours of a ring do (`hvdlite.net.handshake`). A message is its
-length, its bytes and a keyed hash of them, under a key of this one connection, so nothing that a stranger sends is
-interpreted. Nothing is encrypted.
+Both sides prove that they know a secret (`hvdlite.net.handshake`). A message is its length, its bytes and their keyed
+hash, with a key of this connection, so nothing that a stranger sends is interpreted. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _ANSWER: Final = b"answer"
 
 
 class Unanswered(Exception):
-    """There is no answer; the text is the reason."""
+    """No answer came; the text is the reason."""
 
 
 class NobodyThere(Unanswered):
-    """There is no listener at an address within this host."""
+    """An address within this host has no listener."""
 
 
 class Query:
@@ -81,9 +80,9 @@ class Query:
 
 
 class QueryServer:
-    """Takes over ``listener`` and lets in callers that know ``secret``. Questions have ``limit`` bytes at most.
+    """Takes over ``listener`` and admits callers that know ``secret``. Questions have ``limit`` bytes at most.
 
-    For one thread, which calls `turn`; any thread may call `wake`. The user may add descriptors to ``poller``.
+    For one thread, which calls `turn`; any thread may call `wake`. Others may add descriptors to ``poller``.
     """
 
     def __init__(self, listener: Listener, secret: bytes, limit: int) -> None:
@@ -147,7 +146,7 @@ class QueryServer:
 
 
 class Pending:
-    """A question that has been asked, from ``asked_at`` (monotonic) on. Closing it withdraws the question."""
+    """A question that was sent at ``asked_at`` (monotonic). Closing it withdraws the question."""
 
     def __init__(self, sock: socket.socket, keys: bytes, limit: int, asked_at: float) -> None:
         self.asked_at = asked_at
@@ -166,7 +165,7 @@ class Pending:
         self._socket.close()
 
     def has_come(self) -> bool:
-        """True if an answer has begun to arrive or never will, so that `answer` will not wait long."""
+        """True if an answer has begun to arrive, or the connection has ended, so that `answer` will not wait long."""
         return comes(self._socket, select.POLLIN)
 
     def answer(self, scope: Scope) -> bytearray:
@@ -193,8 +192,8 @@ class Pending:
 def put(address: str, secret: bytes, *question: bytes, most: int, scope: Scope, grace_s: float = 0.0) -> Pending:
     """Sends a question to the server at ``address``, which knows ``secret``. An answer has ``most`` bytes at most.
 
-    Raises Unanswered if nobody has let this process in before the end of ``scope``, or the question has not left it
-    ``grace_s`` later; within a host at once if nobody listens there.
+    Raises Unanswered if no server admits this process before the end of ``scope``, or if the question is not sent
+    ``grace_s`` later. Raises NobodyThere at once if an address within this host has no listener.
     """
     sock, keys = _connect(address, secret, scope)
     asked_at, sending = time.monotonic(), scope.later(grace_s)
@@ -233,9 +232,9 @@ def _connect(address: str, secret: bytes, scope: Scope) -> tuple[socket.socket, 
 
 
 def shake_hands(address: str, secret: bytes, scope: Scope) -> tuple[socket.socket, bytes]:
-    """A connection to ``address``, where somebody knows ``secret`` too, and its keys (`hvdlite.net.handshake`).
+    """A connection to the server at ``address``, which knows ``secret``, and its keys (`hvdlite.net.handshake`).
 
-    Raises Refused, or OSError if nobody has answered before the end of ``scope``.
+    Raises Refused, or OSError if there is no answer before the end of ``scope``.
     """
     family, where = parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -271,7 +270,7 @@ def _pieces(keys: bytes, kind: bytes, parts: tuple[bytes, ...]) -> Iterator[memo
 def _message(keys: bytes, kind: bytes, limit: int) -> Generator[memoryview, int, bytearray]:
     """Receives a message: yields a buffer to fill, and is sent the number of bytes that were filled.
 
-    Raises Refused for one that is too long, or was not sent by the peer.
+    Raises Refused if the message is too long, or not the peer's.
     """
     digest = hashlib.blake2b(key=keys, person=kind, digest_size=_HASH_BYTES)
     (length,) = _LENGTH.unpack((yield from _filled(_LENGTH.size, digest)))

@@ -11,9 +11,9 @@ Both know the job's secret. Four messages of fixed sizes::
                                   and a proof of that
 
 A proof is HMAC-SHA256 under the job's secret over a label, the HELLO, and both nonces: it is worthless in another
-session, for other ranks, in the other direction, or a second time. Only the proof in the HELLO can be replayed by
-somebody who has read it on the way; it merely distinguishes callers of the job from strangers before they are answered.
-A callee that is given the `Nonces` that others have had refuses one that comes again.
+session, for other ranks, in the other direction, or a second time. Only the proof in the HELLO can be replayed by an
+eavesdropper; it merely distinguishes callers of the job from strangers before they are answered. A callee with `Nonces`
+refuses a nonce that comes again.
 Between PROOF and WELCOME the callee drops an older connection of the same number, so the count in WELCOME is final.
 From the same secret and nonces both derive the ``keys`` of this connection: 16 bytes for its frames and 16 for their
 acknowledgements.
@@ -47,12 +47,12 @@ class Disagrees(Refused):
 
 
 def session_key(secret: bytes, session: int) -> int:
-    """A 64-bit number that marks the session in every frame and that only ranks of the job can know."""
+    """A 64-bit number that marks the session in every frame. Only ranks of the job can compute it."""
     return int.from_bytes(_hmac(secret, b"session", struct.pack("<Q", session))[:8], "little")
 
 
 class Caller:
-    """Connection ``connection`` of ``connections`` of rank ``rank`` to where rank ``to`` should be.
+    """Connection ``connection`` of ``connections`` from rank ``rank`` to the address of rank ``to``.
 
     ``awaits`` is the length of the next message, 0 once the handshake is over. Then ``received`` is the number of
     frames that the callee has, and ``keys`` are valid.
@@ -71,7 +71,7 @@ class Caller:
         self.received = 0
 
     def take(self, message: bytes) -> bytes:
-        """The answer to a message of ``awaits`` bytes, empty after the last. Raises Refused if it proves nothing."""
+        """The answer to a message of ``awaits`` bytes, empty after the last. Raises Refused if its proof is wrong."""
         if not self._transcript:
             return self._prove(message)
         self.received, proof = _WELCOME.unpack(message)
@@ -94,7 +94,7 @@ class Caller:
 
 
 class Nonces:
-    """The nonces of callers that have proved to know the secret. The latest 16,384 are remembered."""
+    """The nonces of callers that knew the secret: the latest 16,384."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -110,11 +110,11 @@ class Nonces:
 
 
 class Callee:
-    """One connection of anybody to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
+    """One connection to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
 
     ``awaits`` is the length of the next message, 0 once the caller has proved who it is; then ``connection`` is the
-    number of this connection, and ``keys`` are valid. ``knows_secret`` is set by a HELLO that proves it. Whoever
-    sets ``nonces`` has HELLOs refused that were sent before.
+    number of this connection, and ``keys`` are valid. A HELLO with a valid proof sets ``knows_secret``. With ``nonces``
+    repeated HELLOs are refused.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int, connections: int = 1) -> None:
@@ -131,7 +131,7 @@ class Callee:
     def take(self, message: bytes) -> bytes:
         """The answer to a message of ``awaits`` bytes, empty to a valid proof. Raises Refused for any other message.
 
-        Disagrees: the caller has proved who it is, but makes another number of connections.
+        Raises Disagrees if the caller has proved who it is, but makes another number of connections.
         """
         if not self._transcript:
             return self._challenge(message)

@@ -20,9 +20,9 @@ P = TypeVar("P", bound=Party)
 
 
 class HandshakeIO(Generic[P]):
-    """``party`` talks over ``sock``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
+    """``party`` uses ``sock``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
 
-    Never more is read than the next message: what follows the last belongs to the connection's next user.
+    It reads no byte beyond the last message: those belong to the connection's next user.
     """
 
     def __init__(self, sock: socket.socket, party: P, deadline: float) -> None:
@@ -32,7 +32,7 @@ class HandshakeIO(Generic[P]):
         self._came = b""
 
     def go_on(self) -> bool:
-        """Reads and answers what has come. True once the handshake is over.
+        """Reads and answers messages. True once the handshake is over.
 
         Raises Refused, or OSError when the connection ended.
         """

@@ -1,10 +1,10 @@
 """Listening sockets that strangers cannot exhaust. Agents import this module, so it needs the standard library only.
 
-Within a host the kernel knows who calls: another user's connection is closed before it costs anything. Over TCP it does
-not, so there the kernel holds a caller back until it has sent something (`hvdlite.net.lobby` does the rest).
+Within a host the kernel identifies callers: another user's connection is closed at once. Over TCP it cannot, so the
+kernel delays a caller until it has sent something (`hvdlite.net.lobby` does the rest).
 
-When no descriptor is left, callers would stay in the kernel's queue and the listener would stay readable, so its thread
-would spin. One descriptor is kept in reserve for that case: it is used to accept a caller and turn it away.
+When no descriptor is left, the listener would stay readable and its thread would spin. So one descriptor is kept in
+reserve, with which a caller is accepted and turned away.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """True if it belongs to this process's user. Meaningful if `tells_users_apart`."""
+        """True if it belongs to this process's user. Valid only if `tells_users_apart`."""
         return self.uid == os.geteuid()
 
 
@@ -52,10 +52,9 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def tells_users_apart() -> bool:
-    """True if the kernel tells users apart for this process.
+    """True if the kernel distinguishes users for this process.
 
-    In a user namespace all unmapped users have the same number, so a process of one of them cannot tell them from its
-    own user. Then a key has to.
+    In a user namespace all unmapped users have the same number, so a process of such a user needs a key instead.
     """
     try:
         nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -68,7 +67,7 @@ def tells_users_apart() -> bool:
 def call_within_host(sock: socket.socket, name: str, scope: Scope) -> Peer:
     """Connects ``sock``, which then has a time-out at the end of ``scope``, to the abstract Unix socket ``name``.
 
-    While the queue there is full, of strangers perhaps, it waits for its turn. Raises OSError.
+    Waits while the queue there is full, perhaps of strangers. Raises OSError.
     """
     left_s = max(_SHORTEST_S, scope.left_s)
     sock.setblocking(True)
@@ -113,7 +112,7 @@ class Listener:
 
     @property
     def is_within_host(self) -> bool:
-        """True if the kernel vouches for callers."""
+        """True if the kernel identifies callers."""
         return self._is_within_host
 
     def fileno(self) -> int:
@@ -125,7 +124,7 @@ class Listener:
         return str(where[1:].decode()) if self._is_within_host else (where[0], where[1])
 
     def accept(self) -> socket.socket | None:
-        """The next caller's connection, non-blocking; None if nobody waits who may come in."""
+        """The next admitted caller's connection, non-blocking; None if there is none."""
         for _ in range(_BURST):
             try:
                 sock, _ = self._socket.accept()

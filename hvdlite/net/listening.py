@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 def listen(address: str, ports: range | None) -> Listener:
     """Listens on the IP address ``address`` at the first of ``ports`` that is free, None for any.
 
-    Raises HorovodInternalError that says what to change if the system lets it have none.
+    Raises HorovodInternalError, with advice, if none is free.
     """
     candidates: Iterable[int] = (0,) if ports is None else ports
     for port in candidates:
@@ -37,10 +37,9 @@ def listen_at(address: str, port: int) -> Listener:
     family, where = resolve(address, port)
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A port that connections of an earlier job still linger on is free; one that is listened on is not. Of two
-        # sockets that are bound only one may listen, so the other one is of no use any more.
+        # With it a port with lingering connections of an earlier job is free, and one with a listener is not.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # :: has callers over IPv4 too, whatever the system's default (bindv6only)
+        if family == socket.AF_INET6:  # :: also accepts IPv4, whatever the system's default (bindv6only)
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(where)
     except BaseException:
@@ -55,7 +54,7 @@ def endpoint(address: str, port: int | str) -> str:
 
 
 def split(written: str) -> tuple[str, int]:
-    """The IP address and the port of `endpoint`. Raises ValueError if it is none."""
+    """The IP address and the port of an `endpoint`. Raises ValueError for any other text."""
     host, _, port = written.removeprefix("tcp://").rpartition(":")
     if not written.startswith("tcp://") or not host or not port.isascii() or not port.isdigit():
         raise ValueError(f"{written!r:.100} is not an address of the form tcp://host:port")
@@ -63,7 +62,7 @@ def split(written: str) -> tuple[str, int]:
 
 
 def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The family of an IP address, and what the system's sockets call the port there. Raises OSError if it is none."""
+    """The family of an IP address, and the socket address of ``port`` there. Raises OSError for other texts."""
     known = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     family, _, _, _, where = known[0]
     return family, where

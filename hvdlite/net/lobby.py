@@ -1,12 +1,12 @@
 """Callers wait here until they have proved that they belong to the job.
 
-A caller of the job proves half of it in its first message, so a caller that has sent nothing, or something else, is a
-stranger. Strangers get a few seconds; over TCP, where anybody can call, the oldest of many is dropped when another one
-comes. No number of them displaces a caller that has sent a proof, or keeps the next one out.
+The first message of a caller of the job contains a proof, so a caller without one is a stranger. Strangers get a few
+seconds; over TCP, where anyone can call, a new one displaces the oldest of many. No number of strangers displaces a
+caller with a proof, or keeps one out.
 
-Over TCP that first message can be read, and sent again by others. It counts once. Somebody may have read many, of
-earlier jobs with the same key, so those that have sent nothing else are limited as well, though their number is far
-larger than that of callers who can be about to go on.
+Over TCP others can read that first message and send it again, so it counts only once. Someone may have read many, of
+earlier jobs with the same key. So callers with only a first message are limited too, to a number far larger than that
+of callers in the middle of a handshake.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MOST_NAMED: Final = 8
 
 
 class Lobby:
-    """Lets callers in at ``listener``, which it takes over, and hands them to ``admit`` once they have proved it.
+    """Takes over ``listener``, and passes callers to ``admit`` once they have proved that they belong to the job.
 
-    ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts callers that were
-    dropped before, and ``refused_at`` has the first few addresses of those who called over TCP; ``trouble`` is what
-    was wrong with one of the job. For one thread.
+    ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts dropped callers, and
+    ``refused_at`` has the addresses of the first few over TCP. ``trouble`` is the error of a caller of the job that
+    disagreed. For one thread.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """A listener for processes of the same host and user that know its token.
 
-The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Listener` lets in
-processes of the same user, and it admits those whose first packet, their hello, begins with the token; the rest of the
-packet is a greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is
-dropped and delays nobody.
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. It admits processes of the
+same user whose first packet begins with the token; the rest of the packet is a greeting. Packets keep their boundaries
+(``SOCK_SEQPACKET``), so there is nothing to parse. Strangers delay no one.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class LocalListener:
 def say_hello(address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
     """Connects to the listener at ``address``. The socket blocks until the end of ``scope``.
 
-    Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
+    Raises OSError if there is no listener, and HorovodInternalError if it is another user's.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

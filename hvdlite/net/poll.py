@@ -16,7 +16,7 @@ ENDED: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def comes(watched: socket.socket | int, events: int, within_s: float = 0.0) -> bool:
-    """Waits for ``events`` of a descriptor or its end, ``within_s`` at most. Returns whether there are any.
+    """Waits for ``events`` of a descriptor or its end, ``within_s`` at most. Returns whether there were any.
 
     `select.select` would do the same but refuses descriptors from 1,024 on, which any large program may have.
     """
@@ -27,7 +27,7 @@ def comes(watched: socket.socket | int, events: int, within_s: float = 0.0) -> b
 
 def wait_readable(sock: socket.socket, scope: Scope) -> None:
     """Returns when ``sock`` has data or has ended. Raises TimeoutError at the end of ``scope``, or Cancelled."""
-    while not comes(sock, select.POLLIN):  # what has come counts, even if the scope is over
+    while not comes(sock, select.POLLIN):  # first, because data counts even if the scope is over
         if comes(sock, select.POLLIN, scope.pause_s()):
             return
         if scope.is_over:

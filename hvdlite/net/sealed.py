@@ -1,10 +1,9 @@
 """Frames that are encrypted and authenticated, for one connection whose ends have proved who they are.
 
-A frame is a header with the length of the payload and a kind, the encrypted payload, and a tag that covers both; the
-header travels in the clear. The cipher is AES-128-GCM of the OpenSSL that this Python uses, as in the ring
-(``native/ring/link/cipher.h``). Each direction has a key of its own, which the handshake made for this connection, and
-the nonce is the number of the frame in its direction. So a frame that is altered, repeated, left out or out of place is
-not accepted, and nothing that follows it.
+A frame is a header with the length of the payload and a kind, the encrypted payload, and a tag that covers both. The
+header is not encrypted. The cipher is AES-128-GCM of the OpenSSL that this Python uses, as in the ring
+(``native/ring/link/cipher.h``). Each direction has a key from the handshake of this connection, and the nonce is the
+number of the frame in its direction. So a frame that is altered, repeated, missing or out of place ends the connection.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class NoLibcrypto(Exception):
 
 
 class Unsealed(ValueError):
-    """What came is not what the other end has sealed; the connection is of no more use."""
+    """The data is not what the other end has sealed; the connection is useless then."""
 
 
 def path_of_libcrypto() -> bytes:
@@ -50,9 +49,9 @@ def path_of_libcrypto() -> bytes:
 
 
 class Sealer:
-    """One end of a connection. It seals what it sends with ``own_key``, and opens what comes with ``peers_key``.
+    """One end of a connection. It seals frames with ``own_key``, and opens the peer's with ``peers_key``.
 
-    Payloads of more than ``limit`` bytes are refused before anything of them is stored. Raises NoLibcrypto.
+    Payloads of more than ``limit`` bytes are refused before they are stored. Raises NoLibcrypto.
     """
 
     def __init__(self, own_key: bytes, peers_key: bytes, limit: int) -> None:
@@ -132,7 +131,7 @@ class _Context:
         return sealed.raw[: len(payload)], tag.raw
 
     def open(self, nonce: bytes, header: bytes, sealed: bytes, tag: bytes) -> bytes:
-        """The payload. Raises Unsealed if anything is not what was sealed."""
+        """The payload. Raises Unsealed if anything was altered."""
         payload, expected = ctypes.create_string_buffer(len(sealed) or 1), ctypes.create_string_buffer(tag, _TAG_BYTES)
         is_done = self._run(nonce, header, sealed, payload) and self._control(_SET_TAG, expected)
         if not (is_done and self._finish(ctypes.create_string_buffer(_TAG_BYTES))):

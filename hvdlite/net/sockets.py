@@ -17,7 +17,7 @@ from hvdlite.net import listening
 from hvdlite.net.listener import UNIX, Listener
 
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
-_MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
+_MOST_UNSENT_BYTES: Final = 256 << 10  # fits into a second-level cache
 _SHORT_LINE_US: Final = 1000  # between hosts of one network
 _MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest round trip, in microseconds
 
@@ -25,7 +25,7 @@ _MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest r
 def listen(address: str | None, ports: range | None) -> Listener:
     """Listens on the IP address ``address`` at one of ``ports`` (None: any that is free).
 
-    ``address`` None: at a random name within this host. Raises HorovodInternalError that says what to change.
+    ``address`` None: at a random name within this host. Raises HorovodInternalError with advice.
     """
     if address is not None:
         return listening.listen(address, ports)
@@ -54,8 +54,8 @@ def dial(name: str) -> socket.socket:
 def prepare(sock: socket.socket) -> None:
     """Sets the options of a connection: small frames leave at once, and keep-alive packets prevent firewall time-outs.
 
-    The kernel buffers little more than the network takes, since megabytes waiting there would leave the caches. The
-    amount of data in flight, which a long line needs, is not limited by this.
+    The kernel buffers little unsent data, because megabytes there would leave the caches. Data in flight, of which a
+    long line needs much, is not limited.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,8 +1,8 @@
 """JSON that another process has written, which may be anything. It needs the standard library only, as agents do.
 
-Python parses nested lists and objects by recursion, and it prints, compares and writes them by recursion too, each with
-a limit of its own. So what was parsed near the limit would fail later, in code that did not expect it. Nothing that
-hvdlite sends is nested more than a few levels deep, so a far lower limit is checked here, once.
+Python parses, prints, compares and writes nested lists and objects by recursion, each with a limit of its own. A value
+that is parsed near the limit would fail later, where no one expects it. hvdlite's own messages have a few levels, so a
+far lower limit is checked here.
 """
 
 from __future__ import annotations

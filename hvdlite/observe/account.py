@@ -1,6 +1,6 @@
 """The quantities of a rank's session (`hvdlite.metrics.table`), and where its time goes.
 
-All of them are sums that others keep anyway, so an account costs nothing until it is read.
+They are sums that exist anyway, so an account costs nothing until it is read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WatchedGroup(NamedTuple):
 class Account:
     """The account of a session that begins ``now``, joins the job and leaves it. Times are on the monotonic clock.
 
-    ``earlier`` are the quantities of the sessions before, if there were any. Counters go on from there. ``groups`` are
-    those of this session, by the number of their process set.
+    Counters continue from ``earlier``, the quantities of the sessions before. ``groups`` are the session's groups, by
+    the number of their process set.
     """
 
     def __init__(self, now: float, earlier: Quantities) -> None:
@@ -43,13 +43,13 @@ class Account:
         if joined_at := earlier.get(JOINED_AT, 0.0):
             self._earlier[EARLIER_S] += max(0.0, earlier[LEFT_AT] - joined_at)
         self.groups: dict[int, WatchedGroup] = {}  # replaced, never modified, because it is read without a lock
-        self._late_s: dict[int, float] = {}  # of groups that are no more, and of the sessions before
+        self._late_s: dict[int, float] = {}  # of replaced groups, and of the sessions before
         if latest_s := earlier.get(LATEST_RANK_S, 0.0):
             self._late_s[int(earlier[LATEST_RANK])] = latest_s
         self._joined_at = self._left_at = self._loaded_s = 0.0
 
     def watch(self, number: int, observer: Observer, ranks: Sequence[int], now: float) -> None:
-        """Also counts the group of the process set ``number``, which may replace an earlier one of that number.
+        """Adds the group of the process set ``number``, which may replace an earlier one of that number.
 
         ``ranks`` are the numbers of its ranks in the job.
         """
@@ -70,7 +70,7 @@ class Account:
         self._left_at = self._left_at or now
 
     def quantities(self, now: float, of_python: Callable[[], Quantities] = dict) -> Quantities:
-        """The quantities of this rank at ``now``, with those that ``of_python`` returns."""
+        """The quantities of this rank at ``now``. ``of_python`` returns the quantities of `Reader.PYTHON`."""
         loaded_s = loading.seconds(self._left_at or now) - self._loaded_s if self._joined_at else 0.0
         groups, late_s = list(self.groups.values()), self._late_s.copy()
         found = self._earlier.copy()
@@ -88,15 +88,15 @@ class Account:
         }
 
     def describe(self, hosts: Sequence[str], now: float) -> str:
-        """The line about this session, of a rank that sees no other; empty if there is nothing to say.
+        """The line about this session, from this rank alone; empty if there is nothing to report.
 
-        ``hosts`` are those of all ranks. Of this rank's waits it is assumed that all others wait as long.
+        ``hosts`` are the hosts of all ranks. The line assumes that all other ranks wait as long as this one.
         """
         own = spent_by(self.quantities(now), now)
         return describe([own], now - self._began_at, lambda rank: f"rank {rank} on {hosts[rank]}", len(hosts) - 1)
 
 
 def _add_late(late_s: dict[int, float], group: WatchedGroup, now: float) -> None:
-    """Adds for how long others waited for each rank, by its number in the job, added up over the others."""
+    """Adds the time for which others waited for each rank, summed over the others, by its number in the job."""
     for rank, seconds in zip(group.ranks, group.observer.late_s(now), strict=True):
         late_s[rank] = late_s.get(rank, 0.0) + seconds * (len(group.ranks) - 1)

@@ -1,8 +1,8 @@
-"""What this rank's Python loses to itself: garbage collection, and waits for the GIL.
+"""The time that this rank's Python loses to garbage collection and to waits for the GIL.
 
-Waits for the GIL are measured by a thread that sleeps for a while, and then needs the GIL: what it is late by, without
-the time in which it waited for a processor, it waited for the GIL. While another thread computes in Python that is the
-interpreter's switch interval, 5 ms, and else next to nothing.
+A thread sleeps, and then needs the GIL: its lateness, without the time in which it waited for a processor, is a wait
+for the GIL. That is the interpreter's switch interval, 5 ms, while another thread computes in Python, and else almost
+0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Interpreter:
         return False
 
     def quantities(self) -> Quantities:
-        """The quantities of this rank's Python by now."""
+        """The quantities of this rank's Python."""
         return {COLLECTED_S: self._collected_s, GIL_LATE_S: self._late_s, GIL_SLEEPS: self._sleeps}
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The time that the training loop waits for data, as the hooks of a front end measure it.
 
-Only the thread that called `init` counts: another one that loads meanwhile, to be ahead, costs the program nothing.
+Only the thread that called `init` counts: threads that load ahead cost the program nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Loading:
 
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident
-        self._state = (0.0, 0.0)  # the sum, and since when a call goes on; one object, so that readers need no lock
+        self._state = (0.0, 0.0)  # the sum, and the begin of a running call; one object, so that readers need no lock
 
     def timed(self, load: Callable[P, R]) -> Callable[P, R]:
         """Returns ``load``, whose calls count from now on."""
@@ -40,10 +40,10 @@ class Loading:
         return timed
 
     def seconds(self, now: float) -> float:
-        """The sum at ``now``, on the monotonic clock, with a call that goes on."""
+        """The sum at ``now``, on the monotonic clock, including a running call."""
         sum_s, since = self._state
         return sum_s + (max(0.0, now - since) if since else 0.0)
 
 
 loading = Loading()
-"""That of this process."""
+"""The one of this process."""

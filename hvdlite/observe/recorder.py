@@ -1,9 +1,8 @@
 """Writes the black box of this rank (`hvdlite.blackbox.format`), if an agent holds one for it.
 
-Each batch is one record, written where it ends, by one `struct.pack_into`. Once a second a thread notes the main
-thread's stack and what is in flight, and writes the quantities. It is the only thread of hvdlite that wakes by the
-clock, and it exists only where there is a black box. It also answers the agent that asks for stacks
-(`hvdlite.observe.stacks`).
+The thread that completes a batch writes its record, by one `struct.pack_into`. Once a second a thread writes the main
+thread's stack, what is in flight, and the quantities. It is the only thread of hvdlite that wakes by the clock, and
+exists only with a black box. It also answers the agent's questions for stacks (`hvdlite.observe.stacks`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from hvdlite.observe.stacks import Stacks, threads
 
 _NOTE_S: Final = 1.0
 _SLEEPS: Final = 4  # in that time, so that waits for the GIL show within a few seconds
-_THREAD_S: Final = 1.0  # until the thread has begun, or ended
+_THREAD_S: Final = 1.0  # for the thread to begin, or to end
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 4
 _EVERYONE: Final = 0  # the group of all ranks
@@ -72,7 +71,7 @@ class Recorder:
     """Records the batches of the groups that it watches, until it is closed; without memory, nothing."""
 
     def __init__(self, memory: Mapped | None, rank: int, size: int, patience_s: float = 0.0) -> None:
-        """Takes over ``memory``, of NBYTES. Others wait for this rank for ``patience_s`` before that is reported."""
+        """Takes over ``memory``, of NBYTES. A wait of ``patience_s`` for this rank is reported."""
         self._patience_s = patience_s
         self._place = (rank, size)
         self._indices = itertools.count(1)
@@ -83,7 +82,7 @@ class Recorder:
         if memory is not None:
             if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
                 memory[NOTES_AT:STACKS_AT] = bytes(STACKS_AT - NOTES_AT)
-            earlier = (number for number, _ in findings(memory, 0))  # an agent counts them for the life of the process
+            earlier = (number for number, _ in findings(memory, 0))  # the agent counts them over all sessions
             self._findings = itertools.count(1 + max(earlier, default=0))
             self.enter(Phase.JOINING)
             self._interpreter = Interpreter()
@@ -96,7 +95,7 @@ class Recorder:
         """Records that this rank is in ``phase`` now."""
         if phase is Phase.INSIDE:
             self.account.join(time.monotonic())
-            if self._memory is not None:  # the program may hold the GIL from its next call on
+            if self._memory is not None:  # now, because the program may hold the GIL from its next call on
                 self._measure(self._memory)
                 self._is_ready.wait(_THREAD_S)
         if self._memory is not None:
@@ -135,7 +134,7 @@ class Recorder:
             memory.close()
 
     def _go_on(self, place: str) -> None:
-        """Answers the agent again where the program has ended after `close`, and Python waits for threads of it."""
+        """Answers the agent again if the program has ended after `close`, and Python waits for its threads."""
         if awaited() and (memory := memory_at(place)) is not None:
             self._memory = memory
             self._is_closed.clear()
@@ -175,7 +174,7 @@ class Recorder:
         )
 
     def _publish(self, finding: Finding) -> bool:
-        """Hands ``finding`` to the agent. False if it cannot: it is too long, or closed."""
+        """Writes ``finding`` for the agent. False if it is too long, or this recorder is closed."""
         memory, text = self._memory, json.dumps(finding).encode()
         if memory is None or len(text) > FINDING_BYTES:
             return False
@@ -241,7 +240,7 @@ def _cut(name: str) -> str:
 
 
 def _shorten(groups: dict[int, _Listed], *others: list[Any]) -> None:
-    """Leaves out what is missed least: of the groups, and then of the first of the others that is not empty."""
+    """Leaves out the least important: names of groups, groups, then items of the first non-empty one of ``others``."""
     _, _, longest = max(groups.values(), key=lambda listed: len(listed[2]), default=((), 0, []))
     if longest:
         del longest[len(longest) // 2 :]
@@ -252,7 +251,7 @@ def _shorten(groups: dict[int, _Listed], *others: list[Any]) -> None:
 
 
 def _stack(frame: FrameType | None) -> list[str]:
-    """The innermost calls of a thread; of hvdlite's own, only what the user called."""
+    """The innermost calls of a thread, without calls of hvdlite to itself."""
     calls = itertools.islice(without_ours(calls_of(frame), _OURS), _MOST_FRAMES)
     return [f"{function}, {file}:{line}" for file, line, function in calls]
 
@@ -264,7 +263,7 @@ class Mapped(mmap.mmap):
 
 
 def memory_at(place: str) -> Mapped | None:
-    """Maps the memory at ``place``, the descriptor and inode of `Settings.blackbox`; None if it is not there."""
+    """Maps the memory at ``place``, the descriptor and inode in `Settings.blackbox`; None if it is gone."""
     descriptor, _, inode = place.partition(":")
     with suppress(OSError, ValueError):
         found = os.fstat(int(descriptor))

@@ -1,14 +1,13 @@
 """The Python stacks of this rank's threads, for its agent, which asks for them while others wait for this rank.
 
-There are two ways, and both write to the black box. The agent first asks by a number in the box: the recorder's thread
-looks when it is awake anyway, several times a second, and writes all stacks, whatever the threads do that let go of the
-GIL. A rank that holds the GIL in native code does not answer. Then the agent sends a signal to the recorder's thread,
-whose handler, that of `faulthandler`, needs no GIL. It walks over frames without a lock, so it must not be the first
-way: frames that run may change meanwhile. In a rank that does not answer they stand still.
+The agent first writes a number into the black box. The recorder's thread looks at it several times a second and writes
+all stacks. A rank whose native code holds the GIL does not answer. Then the agent sends a signal to the recorder's
+thread. The handler is that of `faulthandler`, which needs no GIL. It reads frames without a lock, so it is only safe
+where no frame runs, as in a rank that did not answer.
 
-The signal is a real-time one that nobody had taken, blocked or ignored when the session began. It is offered for as
-long as its handler is ours: a program that takes it later gets it. It is directed at the recorder's thread, which
-sleeps, so that no call of the program is interrupted, and hence ends with EINTR.
+The signal is a real-time signal that was not caught, blocked or ignored when the session began, and is offered as long
+as the program does not install a handler for it. The recorder's thread sleeps, so the signal interrupts no call of the
+program with EINTR.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import ctypes
 import faulthandler
 import json
 import mmap
+import os
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from hvdlite.blackbox.format import (
     STACKS_BYTES,
     write_text,
 )
+from hvdlite.host.proc import has_signal, status_of
 
 _MOST_THREADS: Final = 64
 _MOST_FRAMES: Final = 40
@@ -55,7 +55,7 @@ class Stacks:
     """Answers questions for stacks. A context of the thread that calls `answer` and takes the signal."""
 
     def __init__(self, memory: mmap.mmap, descriptor: int, patience_s: float) -> None:
-        """The signal's handler writes to ``descriptor``, that of ``memory``. ``patience_s`` is that of `OFFER`."""
+        """The signal's handler writes to ``descriptor``, that of ``memory``. ``patience_s`` is for `OFFER`."""
         self._memory, self._descriptor, self._patience_s = memory, descriptor, patience_s
         self._signum = 0
         self._handler = b""
@@ -75,11 +75,11 @@ class Stacks:
     ) -> None:
         self._offer(0)
         NUMBER.pack_into(self._memory, AWAKE_AT, 0.0)
-        if self._is_ours():  # else to unregister would undo what the program has done
+        if self._is_ours():  # else this would remove the program's handler
             faulthandler.unregister(self._signum)
 
     def answer(self) -> None:
-        """Writes the stacks if the agent has asked, and takes back the offer of a signal that the program has taken."""
+        """Writes the stacks if the agent has asked. Withdraws the signal if the program has installed a handler."""
         self._note_awake()
         if self._signum and not self._is_ours():
             self._signum = 0
@@ -102,19 +102,19 @@ class Stacks:
 
 
 def threads() -> list[tuple[int, int, str]]:
-    """The ident, native id and name of Python's threads, of so many as a note has room for.
+    """The ident, native id and name of Python's threads, as many as fit into a note.
 
-    With them the agent tells the threads of a dump, which has the idents only, from each other.
+    They name the threads of a dump, which contains idents only.
     """
     alive = threading.enumerate()[:_MOST_NAMED]
     return [(each.ident or 0, each.native_id or 0, each.name[:_NAME]) for each in alive]
 
 
 def _all_stacks() -> bytes:
-    """JSON: of each thread, the main one first, its ident, native id, name and calls."""
+    """JSON: the ident, native id, name and calls of each thread, the main thread first."""
     names = {each.ident: (each.native_id or 0, each.name) for each in threading.enumerate()}
     main = threading.main_thread().ident
-    told: dict[str, Any] = {"threads": []}
+    answer: dict[str, Any] = {"threads": []}
     frames = sys._current_frames()
     length = 0
     for ident in sorted(frames, key=lambda ident: ident != main)[:_MOST_THREADS]:
@@ -123,8 +123,8 @@ def _all_stacks() -> bytes:
         length += len(json.dumps(entry)) + len(", ")
         if length > STACKS_BYTES - 16:
             break
-        told["threads"].append(entry)
-    return json.dumps(told).encode()
+        answer["threads"].append(entry)
+    return json.dumps(answer).encode()
 
 
 def _calls(frame: FrameType) -> list[Call]:
@@ -133,19 +133,15 @@ def _calls(frame: FrameType) -> list[Call]:
 
 
 def _free_signal() -> int:
-    """A real-time signal that nobody has caught, ignored or blocked; 0 if there is none.
+    """A real-time signal that is not caught, ignored or blocked; 0 if there is none.
 
-    From the middle on, because programs count theirs from the first or from the last.
+    The search begins in the middle, because programs use the first or the last ones.
     """
-    taken = 0
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, mask = line.partition(":")
-        if name in ("SigCgt", "SigIgn", "SigBlk"):
-            taken |= int(mask, 16)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    status, blocked = status_of(os.getpid()), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     middle = (signal.SIGRTMIN + signal.SIGRTMAX) // 2
     for signum in sorted(range(signal.SIGRTMIN + 1, signal.SIGRTMAX), key=lambda signum: abs(signum - middle)):
-        if not taken >> (signum - 1) & 1 and signum not in blocked:
+        is_taken = any(has_signal(status, mask, signum) for mask in ("SigCgt", "SigIgn", "SigBlk"))
+        if status and not is_taken and signum not in blocked:
             return signum
     return 0
 

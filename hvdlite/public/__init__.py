@@ -1,1 +1,1 @@
-"""The public names that all front ends share, and those of the numpy API."""
+"""The public names that all front ends share, and the names of the numpy API."""

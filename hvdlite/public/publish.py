@@ -20,7 +20,7 @@ def public(module: str) -> dict[str, Any]:
 
 
 def publish(module: str, later: Iterable[str] = ()) -> None:
-    """Makes ``*`` import, and `dir` show, the `public` names of ``module``, and those that it imports ``later``."""
+    """Makes ``*`` import, and `dir` show, the `public` names of ``module`` and the names that it imports ``later``."""
     loaded = sys.modules[module]
     loaded.__all__ = sorted([*public(module), *later])  # type: ignore[attr-defined]
     loaded.__dir__ = lambda: loaded.__all__  # type: ignore[method-assign]

@@ -26,19 +26,19 @@ def this_node() -> Node:
 class RankActor:
     """A process that is a rank from `join` to `leave`, or to the first call that fails.
 
-    The job's key comes with a method's arguments: those of a constructor Ray keeps, to start the actor again.
+    The job's key is no argument of the constructor, because Ray stores those to restart actors.
     """
 
     def __init__(self, title: str, as_horovod: bool) -> None:
         """Ray puts ``title`` before what the rank prints. ``as_horovod`` makes ``import horovod`` mean hvdlite here."""
         if as_horovod:
-            install_as_horovod()  # before a function that needs it comes
+            install_as_horovod()  # before a function that needs it is unpickled
         self._title = title
         self._member = Member()
         self._executable: Any = None
 
     def __repr__(self) -> str:
-        """What Ray puts before each line that this process prints."""
+        """Ray puts it before each line that this process prints."""
         return self._title
 
     def place(self) -> tuple[Node, list[str]]:

@@ -21,8 +21,8 @@ class RayExecutor:
     None).
 
     With ``use_current_placement_group``, ``num_workers`` ranks run in the placement group of the task or actor that
-    calls `start`, if it is in one. The other arguments are those of elastic jobs, which there are not; they are refused
-    unless they say that the number of ranks stays as it is. Raises ValueError for invalid arguments.
+    calls `start`, if it is in one. The other arguments are those of elastic jobs, which hvdlite does not have; only
+    values that keep the number of ranks are accepted. Raises ValueError for invalid arguments.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RayExecutor:
         if self._crew is not None:
             raise ValueError("this RayExecutor has started already; call shutdown() first")
         try:
-            import ray  # noqa: F401 - the reason is told here, before the first module that uses it
+            import ray  # noqa: F401 - here a failure gets a helpful message
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("hvdlite.ray needs Ray; pip install 'hvdlite[ray]'", name=error.name) from error
         from hvdlite.ray.placement import reserve

@@ -15,7 +15,7 @@ from hvdlite.ray.options import Workers
 
 
 class Reserved(NamedTuple):
-    """A placement ``group``, with the bundle of each rank: -1 where Ray is to choose one that has room."""
+    """A placement ``group``, and the bundle of each rank: -1 lets Ray choose one that has room."""
 
     group: Any
     bundles: list[int]
@@ -26,15 +26,15 @@ class Reserved(NamedTuple):
         return PlacementGroupSchedulingStrategy(self.group, self.bundles[rank], False)
 
     def release(self) -> None:
-        """Gives the resources back, if nobody else uses them."""
+        """Gives the resources back if this process reserved them."""
         if self.is_own:
             remove_placement_group(self.group)
 
 
 def reserve(workers: Workers, use_current: bool, timeout_s: float) -> Reserved:
-    """Reserves what ``workers`` need, ranks of one node after each other.
+    """Reserves resources for ``workers``; ranks of one node follow each other.
 
-    Raises LaunchError if the cluster does not have it within ``timeout_s``.
+    Raises LaunchError if the cluster has no room within ``timeout_s``.
     """
     if use_current and not workers.spread and (current := get_current_placement_group()) is not None:
         return Reserved(current, [-1] * workers.count, is_own=False)

@@ -15,7 +15,7 @@ from hvdlite.hosted.placement import Node, Seat, seats
 from hvdlite.ray.actor import END_S, this_node
 from hvdlite.rendezvous.job import Job
 
-_member = Member()  # this process, which serves one attempt of one trainer
+_member = Member()  # of this process, which belongs to one attempt of one trainer
 
 
 @dataclass
@@ -30,7 +30,7 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]  # Ray has no types he
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What Ray calls on the way."""
+        """The class whose methods Ray calls."""
         return _HvdliteBackend
 
 
@@ -50,7 +50,7 @@ class _HvdliteBackend(Backend):  # type: ignore[misc]
         ray.get(joining)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
-        leaving = worker_group.execute_async(_leave)  # a worker that has died answers with an error, which Ray knows
+        leaving = worker_group.execute_async(_leave)  # waited for only: Ray itself reports workers that have died
         ray.wait(leaving, num_returns=len(leaving), timeout=END_S)
 
 

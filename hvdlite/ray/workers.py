@@ -9,8 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.errors import LaunchError
-from hvdlite.hosted.collecting import collect
+from hvdlite.errors import LaunchError, PeerLost, ShutDown
 from hvdlite.hosted.outcomes import Outcome, lost, values
 from hvdlite.hosted.placement import Seat, by_node, seats
 from hvdlite.ray.actor import END_S, RankActor
@@ -20,14 +19,15 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.scope import Scope
 
 _AGAIN: Final = "call shutdown() and start()"
+_GRACE_S: Final = 10.0  # after a failure, for the outcomes of the other ranks and Ray's report of a death
 START_S: Final = 900.0  # for Ray to start processes in which ranks can run; a runtime_env may install packages first
 
 
 class Crew:
     """The actors, in the order of their ranks.
 
-    They join a new job, with a new key, before the first call and after one that failed. So a session of `init` lasts
-    from call to call.
+    They join a new job, with a new key, before the first call and after a failed one. Otherwise a session that `init`
+    begins lasts from call to call.
     """
 
     def __init__(self, workers: Workers, reserved: Reserved, start_s: float, environment: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Crew:
     def call(self, method: str, work: Any) -> list[Any]:
         """Has every rank run ``method`` with ``work``; returns the results by rank, or raises the first failure.
 
-        No rank is in the call any more when this returns or raises: the actors of those that do not end are killed.
+        Actors that are still in the call then are killed.
         """
         return self._results(self.submit(method, work))
 
@@ -75,7 +75,7 @@ class Crew:
         return [getattr(actor, method).remote(shared) for actor in self._actors[:ranks]]
 
     def end(self) -> None:
-        """Ends the actors. Those that are idle leave the job first, so that none finds another lost."""
+        """Ends the actors. Idle ones leave the job first, so that no rank reports another as lost."""
         ray.wait([actor.leave.remote() for actor in self._actors], num_returns=len(self._actors), timeout=END_S)
         self.kill()
 
@@ -96,20 +96,21 @@ class Crew:
 
     def _results(self, references: Sequence[Any]) -> list[Any]:
         pending = dict(zip(references, self.seats, strict=False))
-
-        def wait(scope: Scope) -> list[Outcome]:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=scope.timeout_s)
-            return [_outcome(reference, pending.pop(reference)) for reference in ready]
-
+        outcomes: list[Outcome] = []
+        scope = Scope()
         try:
-            outcomes = collect(list(pending.values()), wait)
+            while pending and (ready := ray.wait(list(pending), num_returns=1, timeout=scope.timeout_s)[0]):
+                outcomes += [_outcome(reference, pending.pop(reference)) for reference in ready]
+                if scope.timeout_s is None and not outcomes[-1].is_success:
+                    scope = Scope.of(_GRACE_S)
         finally:
             if pending:
                 self.kill()
-        return values(outcomes)
+        blamed = {outcome.follows.rank: outcome.follows for outcome in outcomes if outcome.follows is not None}
+        return values(outcomes + [_lost(seat, blamed[seat.rank]) for seat in pending.values() if seat.rank in blamed])
 
     def _get(self, references: Sequence[Any], timeout_s: float | None = None, too_late: str = "") -> list[Any]:
-        """What the actors' own methods return. Raises LaunchError if an actor has ended, or does not answer in time."""
+        """The values of ``references``. Raises LaunchError if an actor has ended, or does not answer in time."""
         try:
             found: list[Any] = ray.get(list(references), timeout=timeout_s)
         except GetTimeoutError:
@@ -121,9 +122,9 @@ class Crew:
         return found
 
     def _gpus_of_node(self, rank: int, gpus: Sequence[Sequence[str]]) -> dict[str, str]:
-        """The GPUs of all ranks of the node, in their order, as Horovod and Ray Train have it.
+        """Makes the GPUs of all ranks of the node visible to each of them, by rank, as Horovod and Ray Train do.
 
-        So scripts choose theirs by their local rank.
+        Scripts then choose theirs by their local rank.
         """
         here = self.seats[rank].node.id
         visible = [gpu for seat, own in zip(self.seats, gpus, strict=True) if seat.node.id == here for gpu in own]
@@ -150,7 +151,13 @@ def _outcome(reference: Any, seat: Seat) -> Outcome:
     return outcome
 
 
+def _lost(seat: Seat, reason: PeerLost | ShutDown) -> Outcome:
+    """The outcome of a rank that has not returned, and that another one blames."""
+    cause = reason.cause if isinstance(reason, PeerLost) else "it no longer answers"
+    return Outcome(seat.rank, seat.host, death=f"was lost: {cause}")
+
+
 def _reason(error: RayError) -> str:
-    """The last of the lines that Ray has for the end of an actor, which says why."""
+    """The last line of Ray's message about the end of an actor, which is the reason."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
     return lines[-1].partition(" Some common causes")[0].rstrip(".") if lines else type(error).__name__

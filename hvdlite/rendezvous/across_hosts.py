@@ -2,7 +2,7 @@
 
 The host of rank 0 comes from the engine or the user, the port from the user or else from the name of the job. Callers
 must have the key that the user gave to all ranks. The job's own key is derived from it, the job's name and the number
-of the init, so ranks of another job or an earlier init are strangers too.
+of the init, so the server also refuses ranks of another job or an earlier init.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Coordinator(NamedTuple):
     def listening(self) -> tuple[str, int]:
         """The IP address and the port where rank 0 listens.
 
-        A host's own name may resolve to a loopback address there, which others cannot reach; then it listens on all.
+        If the host's name resolves to a loopback address there, which others cannot reach, rank 0 listens on all.
         """
         ip = ipaddress.ip_address(self.ip)
         if ip.is_loopback and self.host not in ("localhost", self.ip):
@@ -88,9 +88,9 @@ def locate(text: str, job: str) -> Coordinator:
 def own_address(rank: int, host_ids: Sequence[str], reaches: Sequence[str]) -> str:
     """The IP address of this rank's host on the network on which the ranks met; empty if there was none.
 
-    ``reaches`` has rank 0's address as every rank resolves it. On the host of rank 0 the answer is what other hosts
-    resolve, since its own name may be a loopback address there; elsewhere it is the source address of the route to rank
-    0.
+    ``reaches`` has rank 0's address as each rank resolves it. On rank 0's host the result is the address that other
+    hosts resolve, since the host's name may be a loopback address there; elsewhere it is the source address of the
+    route to rank 0.
     """
     if not reaches[rank]:
         return ""
@@ -107,7 +107,7 @@ def _source_address(destination: str) -> str:
 
 
 def appointment(start: Start, number: int) -> tuple[Coordinator, Job]:
-    """Where the ranks of ``start`` meet in their ``number``-th init, and as what job.
+    """The place where the ranks of ``start`` meet in their ``number``-th init, and the job that they form.
 
     Raises what `locate` does, and ValueError for a missing or bad key.
     """

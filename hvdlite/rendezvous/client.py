@@ -1,4 +1,4 @@
-"""A rank's side of the rendezvous: it hands in an offer and gets those of all ranks."""
+"""A rank's side of the rendezvous: it sends an offer and receives the offers of all ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hvdlite.rendezvous.roster import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.scope import Cancelled, Scope
 
 MAX_ROSTER_BYTES = 64 << 20
-_PROMPT_S = 1.0  # for a message from or to the server for which nobody has to wait
-GRACE_S = 5.0  # a rank waits this much longer than the server, which knows who is missing
+_PROMPT_S = 1.0  # for a message that the server sends or takes at once
+GRACE_S = 5.0  # a rank waits this much longer than the server, which reports who is missing
 
 
 class MeetingOver(Exception):
@@ -32,9 +32,9 @@ class MeetingOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The meeting point of ``job``: the ``address`` of the server, and a hint for when it does not answer.
+    """The meeting point of ``job``: the ``address`` of the server, and a hint for messages when it is silent.
 
-    ``reach`` is the IP address of rank 0 as this rank knows it, if the engine that started the ranks gave one.
+    ``reach`` is the IP address of rank 0 as this rank resolves it, if the engine gave one.
     """
 
     job: Job
@@ -46,8 +46,8 @@ class Meeting:
 class Exchanges:
     """One rank's exchanges with all ranks of the job during one ``init``. Each call is one round.
 
-    In the first round all ranks come together, which begins an ``epoch``: its number is the server's, and the same on
-    all ranks; a rank that is alone needs no server. ``scope`` is of all rounds.
+    The first round begins an ``epoch``, which the server numbers; a job of one rank needs no server. ``scope`` limits
+    all rounds together.
 
     As a context manager it leaves the epoch on any exception except HvdError and ValueError, which all ranks raise
     alike. The others learn which rank has left, and why, in their next round, or at once within `together`.
@@ -74,8 +74,7 @@ class Exchanges:
     def __call__(self, offer: Any) -> list[Any]:
         """Publishes this rank's ``offer`` (JSON) and returns the offers of all ranks in rank order.
 
-        Raises HorovodInternalError that names the ranks that did not come in time, or says that the server does not
-        answer.
+        Raises HorovodInternalError if ranks are missing, which it names, or if the server does not answer.
         """
         if self._size == 1:
             self.epoch = 0
@@ -114,8 +113,8 @@ class Exchanges:
                 return "".join(refusals)
 
             try:
-                # Rounds wait in the scope outside of this one: the server fails them itself. A round that it has
-                # answered counts, however slowly the answer comes, and even if a faster rank has begun another `init`.
+                # Rounds wait in the outer scope, because the server fails them itself. A round that it has answered
+                # counts, however late the answer arrives, and even if a faster rank has begun another `init`.
                 yield Scope(within=self._scope, watch=why_left)
             except Cancelled:
                 if refusals:
@@ -123,7 +122,7 @@ class Exchanges:
                 raise
 
     def leave(self, why: str) -> str:
-        """Reports to the others that this rank leaves. Returns the reason that they get: that of the first to leave."""
+        """Reports to the others that this rank leaves. Returns the reason that they get: the first rank's to leave."""
         if self._size == 1:
             return why
         prompt = Scope.of(_PROMPT_S)
@@ -176,7 +175,7 @@ class Exchanges:
 
 
 def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool = True) -> HorovodInternalError:
-    """The error of ``rank``, which has waited for ``ranks`` in vain, in the first round of ``init`` or a later one."""
+    """The error of ``rank`` if ``ranks`` did not come, in the first round of ``init`` or a later one."""
     error = HorovodInternalError(
         f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {shortened(ranks)} "
         f"{'did not call it' if is_first else 'called it but did not continue'}. "

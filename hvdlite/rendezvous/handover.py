@@ -1,8 +1,8 @@
 """The rendezvous of ranks of one host that share only the name of their job.
 
-Rank 0 listens at a name that follows from the job's, and hands a new random key and the address of its rendezvous
-server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
-must be known beforehand. Rank 0 alone counts the inits: a rank that was interrupted in one may not know that it counts.
+Rank 0 listens at a name derived from the job's, and sends a new random key and the address of its rendezvous server to
+each other rank. Both sides check the other's user with the kernel, so they need no earlier key. Only rank 0 counts the
+inits, because a rank that was interrupted in one may not know whether it counted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.host.hostid import network_namespace
+from hvdlite.host.proc import pids
 from hvdlite.net.listener import tells_users_apart
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import wait_readable
@@ -59,7 +60,7 @@ def meet_on_one_host(start: Start, number: int, scope: Scope) -> Iterator[Meetin
 
 
 def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, scope: Scope) -> None:
-    """Hands ``keys`` to all other ranks once all have come, or sends those who came the list of missing ranks."""
+    """Sends ``keys`` to all other ranks once all have come; after the time-out, sends the list of missing ranks."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
         sockets: dict[int, socket.socket] = {}
@@ -108,10 +109,10 @@ def _send(sock: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, str]:
-    """The keys from rank 0, once it has opened its listener and all others have come."""
+    """Waits for rank 0's listener and for all other ranks. Returns the keys that rank 0 then sends."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _call_until_heard(start.rank, address, token, greeting, scope) as sock:
+    with _call_repeatedly(start.rank, address, token, greeting, scope) as sock:
         try:
             wait_readable(sock, scope.later(GRACE_S))
             packet = sock.recv(_PACKET_BYTES)
@@ -130,7 +131,7 @@ def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, st
     return answer
 
 
-def _call_until_heard(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
+def _call_repeatedly(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
     began = look_at = time.monotonic()
     while True:
         try:
@@ -151,7 +152,7 @@ def _call_until_heard(rank: int, address: str, token: bytes, greeting: bytes, sc
 def _is_elsewhere(address: str) -> bool:
     """True if the listener ``address`` is in another network namespace of this host, out of reach of this rank."""
     seen = {network_namespace()}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in pids():
         with suppress(OSError, HorovodInternalError):  # it has ended, or belongs to another user
             if (namespace := network_namespace(pid)) not in seen:
                 seen.add(namespace)

@@ -1,8 +1,7 @@
 """The name and the key of one job, and the keys derived from it.
 
-One random key per job reaches every rank through its environment, or on one host from rank 0 through a Unix socket, and
-in no other way. All other keys are derived from it with BLAKE2b, one for each purpose, so that knowing one of them
-reveals neither the job's key nor another.
+Ranks get the job's random key only through their environment, or on one host from rank 0 through a Unix socket. All
+other keys are derived from it with BLAKE2b, one for each purpose, so that one of them reveals no other.
 """
 
 from __future__ import annotations

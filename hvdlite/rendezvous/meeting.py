@@ -1,9 +1,9 @@
 """The meeting point of a job's ranks in ``init``, which depends on what started them.
 
-hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
-started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others
-(`hvdlite.rendezvous.handover`); across hosts it listens at the address that the engine or the user gave, and the user's
-key keeps strangers out (`hvdlite.rendezvous.across_hosts`).
+hvdrun serves the rounds itself, and gives its ranks the address and the key in their environment. If another engine
+started the ranks, rank 0 serves the rounds of one ``init``. On one host it sends address and key to the others
+(`hvdlite.rendezvous.handover`); across hosts it listens at the address that the engine or the user gave, and callers
+need the user's key (`hvdlite.rendezvous.across_hosts`).
 """
 
 from __future__ import annotations

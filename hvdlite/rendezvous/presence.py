@@ -1,9 +1,9 @@
 """Refuses to start a rank whose parent process already holds that rank.
 
-A child inherits its parent's environment, and with it the rank: a spawned data-loader worker, for example, imports a
-script that calls ``init`` at the top. A process in ``init`` or in a session shows that by a descriptor whose name other
-processes of the same user can read in ``/proc``, and which is closed with the session. So a parent that has left no
-longer counts, and processes in between (shells, debuggers, launchers) never do.
+A child inherits its parent's environment, and with it the rank: for example, a spawned data-loader worker that imports
+a script which calls ``init`` at the top. A process in ``init`` or in a session has a descriptor whose name other
+processes of the same user can read in ``/proc``. It is closed with the session. So a parent that has left does not
+count, nor do processes in between (shells, debuggers, launchers).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Presence:
         self._fd = -1
         self._is_over = False
         if start.size == 1:
-            return  # another job of one rank harms nobody
+            return  # another job of one rank does no harm
         name = name_of(start, start.rank)
         for pid in _ancestors():
             if name in names_at(pid):
@@ -62,12 +62,12 @@ def name_of(start: Start, rank: int) -> str:
 
 
 def job_of(start: Start) -> tuple[object, ...]:
-    """A string that the processes of one job share, and no other job on this host has."""
+    """The settings that all processes of a job share, and that differ from other jobs' on this host."""
     return (start.job, start.rendezvous, start.coordinator, start.size)
 
 
 def names_at(pid: int) -> set[str]:
-    """The names of descriptors of process ``pid``, if this user may read them, that may mark a rank."""
+    """The names of the memfds of process ``pid``, if this user may read them; among them may be marks of ranks."""
     try:
         targets = [_target(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd")]
     except OSError:

@@ -1,12 +1,12 @@
 """Which ranks have come to which round of which epoch: the rendezvous as a state machine, without clock or connection.
 
-Each time that all ranks come together begins an epoch, which has a few rounds. A round is complete when all ranks have
-come to it, and then each of them gets the offers of all. A rank sends ``{"epoch", "round", "rank", "size", "timeout_s",
-"offer"}`` and gets ``{"epoch", "offers": [...]}`` in rank order, ``{"missing": [ranks]}`` when the timeout of one rank
-passes first, or ``{"error": text}``. A rank that begins asks for NEXT_EPOCH; it gets ``{"over": epoch}`` if there is
-only one epoch, which has begun. A rank that leaves the epoch sends its reason as the offer of the round LEAVING, or
-asks for the next epoch; ranks that wait in a round of this epoch, or come to one, get that reason as an error. WATCHING
-is a round in which a rank waits for nothing else.
+An epoch has a few rounds. A round is complete when all ranks have come to it; then each gets the offers of all. A rank
+sends ``{"epoch", "round", "rank", "size", "timeout_s", "offer"}``. The reply is ``{"epoch", "offers": [...]}`` in rank
+order, ``{"missing": [ranks]}`` when the timeout of one rank passes first, or ``{"error": text}``. A rank that calls
+``init`` asks for NEXT_EPOCH; it gets ``{"over": epoch}`` if there is only one epoch, which has begun. A rank leaves an
+epoch by asking for the next one, or by the round LEAVING with its reason as the offer. Ranks that wait in a round of
+this epoch, or come to one, get that reason as an error. The round WATCHING never completes: a rank waits in it for such
+an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from hvdlite.net.untrusted import parse
 
-NEXT_EPOCH: Final = -1  # requested by a rank that begins, which does not know the number
-LEAVING: Final = -1  # in place of the number of a round, as the next
+NEXT_EPOCH: Final = -1  # in place of the number of an epoch, which a rank in ``init`` does not know
+LEAVING: Final = -1  # in place of the number of a round, as WATCHING
 WATCHING: Final = -2
 _MOST_TIMEOUT_S: Final = 1e6
 
@@ -67,10 +67,10 @@ class _Waiting(Generic[C]):
 
 
 class Roster(Generic[C]):
-    """The ranks of one job that wait. Its methods return the replies that are due because of them.
+    """The waiting ranks of one job of ``size``. Its methods return the replies that become due.
 
-    ``C`` is whatever stands for a caller; one that ``has_left`` counts as not come. Epochs are numbered from 0, or
-    there is ``only`` one. ``size`` ranks come together.
+    ``C`` is the type of a caller. A caller that ``has_left`` no longer counts. Epochs are numbered from 0, or there is
+    ``only`` one.
     """
 
     def __init__(self, size: int, has_left: Callable[[C], bool], only: int | None = None) -> None:
@@ -93,7 +93,7 @@ class Roster(Generic[C]):
         )
 
     def arrive(self, arrival: Arrival, caller: C, now: float) -> list[Reply[C]]:
-        """Takes what a rank has sent at ``now``."""
+        """Handles a message of a rank at ``now``."""
         epoch, number, rank, size, _, offer = arrival
         if size != self._size or not 0 <= rank < size:
             return [_refusal(caller, f"rank {rank} of {size} is not of this job of {self._size} ranks")]
@@ -112,7 +112,7 @@ class Roster(Generic[C]):
         return self._join(epoch, number, arrival, caller, now)
 
     def expire(self, now: float) -> list[Reply[C]]:
-        """Ends the rounds in which the time of a rank is over at ``now``, and forgets callers that have left."""
+        """Ends the rounds in which a rank's time is over at ``now``, and removes callers that have left."""
         replies: list[Reply[C]] = []
         for key, waiting in list(self._rounds.items()):
             for rank in [rank for rank, each in waiting.items() if self._has_left(each.caller)]:
@@ -124,7 +124,7 @@ class Roster(Generic[C]):
         return replies
 
     def _join(self, epoch: int, number: int, arrival: Arrival, caller: C, now: float) -> list[Reply[C]]:
-        """Adds a rank to a round, and commits that if it is complete."""
+        """Adds a rank to a round, and commits the round if it is complete."""
         waiting = self._rounds.setdefault((epoch, number), {})
         rank = arrival.rank
         if rank in waiting and not self._has_left(waiting[rank].caller):
@@ -135,7 +135,7 @@ class Roster(Generic[C]):
         return self._commit(epoch, number)
 
     def _commit(self, epoch: int, number: int) -> list[Reply[C]]:
-        """Completes a round. The first one begins its epoch, whose members are those that have come to it."""
+        """Completes a round. The first round begins the epoch; its ranks are the epoch's members."""
         waiting = self._rounds.pop((epoch, number))
         if epoch == self._next:
             self._next += 1

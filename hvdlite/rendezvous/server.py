@@ -1,7 +1,7 @@
-"""Serves the rendezvous of one job from a thread: the only service of a launcher to its ranks.
+"""Serves the rendezvous of one job from a thread.
 
-If hvdrun did not start the job, rank 0 runs the server while it is in ``init``. `hvdlite.rendezvous.roster` decides
-what each rank gets. Questions and answers are capped JSON in `hvdlite.net.calls`, which require the job's key.
+If hvdrun did not start the job, rank 0 runs the server while it is in ``init``. `hvdlite.rendezvous.roster` decides the
+replies. Questions and answers are capped JSON in `hvdlite.net.calls`, which require the job's key.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_REQUEST_BYTES = 64 << 10
 
 
 class RendezvousServer:
-    """Serves the epochs of one job from a thread of its own until it is closed. ``size`` ranks come together.
+    """Serves the epochs of one job of ``size`` ranks from a thread of its own until it is closed.
 
-    It takes over ``listener``, by default an abstract Unix socket of this host, which leaves no file behind;
-    ``address`` is the ranks' ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
-    one. Closing waits up to ``linger_s`` until answers have been sent. ``was_called`` is True once a rank has come.
+    It takes over ``listener``, by default an abstract Unix socket of this host, which leaves no file. ``address`` is
+    the ranks' ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only`` one. Closing waits up to
+    ``linger_s`` until answers have been sent. ``was_called`` is True once a rank has come.
     """
 
     def __init__(

@@ -18,14 +18,14 @@ from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
 
-_MOST_TOLD: Final = 500  # most characters of a reason
+_MOST_CHARACTERS: Final = 500  # of a reason
 
 
 class World(NamedTuple):
     """The result of the exchange.
 
-    ``address`` is where other hosts reach this rank, if the exchange showed that. ``check_parameters`` is the setting
-    on which ranks have agreed.
+    ``address`` is where other hosts reach this rank; empty if unknown. ``check_parameters`` is the setting on which
+    ranks have agreed.
     """
 
     membership: Membership
@@ -97,12 +97,12 @@ def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None
 
 
 def _warn_of_absences(reasons: Sequence[str]) -> None:
-    """Warns which ranks lack the native library, and of the cost. ``reasons`` are empty for those that have it."""
+    """Warns which ranks lack the native library, and of the cost. ``reasons`` is empty for ranks that have it."""
     if lacking := [rank for rank, reason in enumerate(reasons) if reason]:
         _warn(
             f"rank(s) {shortened(lacking)} cannot load hvdlite's native library, so every group with one of "
             "them exchanges through ZeroMQ in Python, which is three to ten times slower. "
-            f"Rank {lacking[0]} says: {str(reasons[lacking[0]])[:_MOST_TOLD]}"
+            f"Rank {lacking[0]} reports: {str(reasons[lacking[0]])[:_MOST_CHARACTERS]}"
         )
 
 
@@ -119,8 +119,8 @@ def _agreed_check(rank: int, wanted: Sequence[str]) -> str:
     if any(each != "0" for each in wanted) and rank == 0:
         unwilling = shortened(rank for rank, each in enumerate(wanted) if each == "0")
         logger.warning(
-            "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
-            "others; set it alike on all ranks",
+            "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with others; set "
+            "it alike on all ranks",
             unwilling,
         )
     return "0"

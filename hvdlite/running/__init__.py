@@ -1,9 +1,10 @@
 """Calls a Python function on N ranks from inside a program: ``hvdlite.run(train, args=(1e-3,), np=4)``.
 
-`run` starts `hvdrun` as a child process, so it works from any thread and has hvdrun's guarantees: it knows who failed
-first, and leaves no process behind even if the caller is killed. Each rank is ``python -m hvdlite.running.worker``,
-which fetches the function from the caller over an encrypted link with a key made for this call, and sends back the
-result or the traceback. Address and key travel in the environment, never in a command line.
+`run` starts `hvdrun` as a child process, so it works from any thread and has hvdrun's guarantees: it reports which rank
+failed first, and leaves no process behind even if the caller is killed. Each rank is
+``python -m hvdlite.running.worker``, which fetches the function from the caller over a connection that both sides
+authenticate with a key of this call, and sends the result or the traceback. Address and key are in the environment,
+never in a command line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def run(
 
     Raises `FunctionFailed` with the traceback of the rank that failed first, `WorkerFailed` if that rank was killed or
     exited, another `LaunchError` if the job could not be started or a rank ended without a result, and ValueError for
-    invalid arguments. By then all ranks have ended, as they have after KeyboardInterrupt.
+    invalid arguments. Then all ranks have ended, also after KeyboardInterrupt.
     """
     from hvdlite.running.caller import Call  # with it come modules that `import hvdlite` alone does not need
     from hvdlite.running.functions import refuse_while_preparing

@@ -23,7 +23,7 @@ from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
 from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT, split
 
 _READ_BYTES: Final = 64 << 10
-_END_S: Final = 15.0  # for hvdrun to end its ranks: more than it gives them
+_END_S: Final = 15.0  # for hvdrun to end its ranks: longer than hvdrun waits before SIGKILL
 
 
 class Call:
@@ -34,8 +34,8 @@ class Call:
             self._call = dump(call)
         except ValueError as error:
             raise ValueError(f"the function or its arguments {error}") from error
-        told = {**preparation(self._call), "has_files": "--output-filename" in words}
-        self._told = json.dumps(told).encode() + b"\n"
+        prepared = {**preparation(self._call), "has_files": "--output-filename" in words}
+        self._preparation = json.dumps(prepared).encode() + b"\n"
         self._size = size
         self._numbers = {b"%d" % rank for rank in range(size)}
         self._job = Job(JOB, secrets.token_hex(32))
@@ -75,7 +75,7 @@ class Call:
         return process, pipe
 
     def _serve(self, server: QueryServer, pipe: int) -> None:
-        """Answers workers until the pipe ends, and then what they sent before that."""
+        """Answers workers until hvdrun has ended and all that they sent before is answered."""
         server.poller.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
         while not self._has_ended:
             for question, asked in server.turn(float("inf")):
@@ -94,7 +94,7 @@ class Call:
         if len(words) != 2 or words[1] not in self._numbers:
             question.hang_up()
         elif words[0] == FETCH:
-            question.answer(self._told, self._call)
+            question.answer(self._preparation, self._call)
         elif words[0] in (RESULT, FAILURE):
             self._outcomes[int(words[1])] = words[0], body
             question.answer(b"")
@@ -127,7 +127,7 @@ class Call:
         raise WorkerFailed(rank, host, report["code"], report["last_lines"])
 
     def _other_failures(self, first: FunctionFailed) -> Iterator[tuple[int, str]]:
-        """Ranks whose functions failed in another way than the ``first``, and their errors."""
+        """The ranks whose functions failed with another error than the ``first``, and these errors."""
         known = _last_line(first.traceback)
         for rank, (kind, body) in sorted(self._outcomes.items()):
             if kind == FAILURE and (text := _last_line(bytes(body).decode(errors="replace"))) != known:

@@ -1,11 +1,11 @@
 """Functions, arguments and results as bytes that a process of the same program can read.
 
-`pickle` sends a function by its name, so the worker must find the module that it is in. It gets the caller's
-``sys.path``, and if something of the caller's ``__main__`` is sent it runs that script once more under the name
-``__mp_main__``, as `multiprocessing` does: code under ``if __name__ == "__main__"`` does not run again.
+`pickle` sends a function by its name, so the worker must find its module. The worker gets the caller's ``sys.path``. If
+the call uses something of the caller's ``__main__``, the worker runs that script once more as ``__mp_main__``, like
+`multiprocessing`: code under ``if __name__ == "__main__"`` does not run again.
 
-Lambdas, nested functions, and functions defined in a notebook or by ``python -c`` have no name that a worker could look
-up. They are sent by value, which needs the package ``cloudpickle``.
+Lambdas, nested functions, and functions of a notebook or of ``python -c`` have no name that a worker could import. They
+are sent by value, which needs the package ``cloudpickle``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def preparation(call: bytes) -> dict[str, Any]:
     return {"sys_path": [entry or here for entry in sys.path], "sys_argv": list(sys.argv), **main}
 
 
-def prepare(told: dict[str, Any]) -> None:
-    """Prepares this process to load the call that came with ``told``, the result of `preparation`."""
+def prepare(prepared: dict[str, Any]) -> None:
+    """Prepares this process to load a call; ``prepared`` is the result of `preparation`."""
     process = multiprocessing.current_process()
     process._inheriting = True  # type: ignore[attr-defined]  # as `multiprocessing` marks the time in which main is run
     try:
-        multiprocessing.spawn.prepare(told)
+        multiprocessing.spawn.prepare(prepared)
     finally:
         del process._inheriting  # type: ignore[attr-defined]
 

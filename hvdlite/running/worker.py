@@ -1,8 +1,7 @@
 """One rank of `hvdlite.run`: fetches the function, calls it, and delivers its result.
 
-It sends the caller two requests. ``FETCH`` is answered with a line of JSON, the preparation, and a pickle, the call.
-``RESULT`` or ``FAILURE`` gets an empty answer, after which the process ends. A failure is also printed, like that of
-any program.
+It sends the caller two requests. The answer to ``FETCH`` is a line of JSON, the preparation, and a pickle, the call.
+The answer to ``RESULT`` or ``FAILURE`` is empty, and the process ends. A failure is also printed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def main() -> int:
     start, settings = Start.read(), Settings.read()
     if not (start.run_address and start.run_secret):
         raise ValueError("hvdlite.running.worker is started by hvdlite.run() and by nothing else")
-    told, call = split(_ask(start, FETCH, b"", settings.start_timeout))
-    kind, outcome = _call(json.loads(told), call, start.rank)
+    prepared, call = split(_ask(start, FETCH, b"", settings.start_timeout))
+    kind, outcome = _call(json.loads(prepared), call, start.rank)
     _ask(start, kind, outcome, settings.progress_timeout)
     return 0 if kind == RESULT else DELIVERED
 
@@ -54,24 +53,24 @@ def _ask(start: Start, kind: bytes, body: bytes, timeout_s: float) -> bytearray:
         raise LaunchError(f"rank {start.rank} got no answer from the caller of hvdlite.run(): {error}") from None
 
 
-def _call(told: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, bytes]:
+def _call(prepared: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, bytes]:
     try:
-        prepare(told)
+        prepare(prepared)
         func, args, kwargs = load(call)
         result = func(*args, **kwargs)
     except Exception as error:  # every exception belongs to the caller
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         shorten(error)
-        return FAILURE, _keep("".join(traceback.format_exception(error)), told)
+        return FAILURE, _keep("".join(traceback.format_exception(error)), prepared)
     try:
         return RESULT, dump(result)
     except ValueError as error:
-        return FAILURE, _keep(f"the result of rank {rank}, a {type(result).__name__}, {error}\n", told)
+        return FAILURE, _keep(f"the result of rank {rank}, a {type(result).__name__}, {error}\n", prepared)
 
 
-def _keep(text: str, told: dict[str, Any]) -> bytes:
+def _keep(text: str, prepared: dict[str, Any]) -> bytes:
     """Returns ``text`` for the caller, and writes it to the rank's own files if there are any."""
-    if told["has_files"]:
+    if prepared["has_files"]:
         print(text, end="", file=sys.stderr, flush=True)
     return text.encode(errors="backslashreplace")
 

@@ -1,6 +1,6 @@
 """Calls a function on ranks that run in Spark's tasks: ``hvdlite.spark.run(train, args=(1e-3,), num_proc=4)``.
 
-One barrier stage is one job, so Spark starts all ranks at the same time, and when it loses one it ends the others.
+One barrier stage is one job: Spark starts all ranks at the same time, and ends all if it loses one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite.hosted.arguments import call_arguments, check_num_proc
+from hvdlite.hosted.arguments import call_arguments
 
 __all__ = ["run"]
 
@@ -42,14 +42,14 @@ def run(
     """Calls ``fn(*args, **kwargs)`` on ``num_proc`` ranks, each a task of the active SparkContext; the results by rank.
 
     In ``fn``, ``hvd.init()`` joins the job. By default there are as many ranks as `spark.default.parallelism` says, or
-    else as tasks can run at the same time. ``env`` is added to the environment of the ranks. ``start_timeout`` seconds,
-    by default HVDLITE_START_TIMEOUT, bound the wait for slots and for all ranks. ``use_gloo`` and ``verbose`` have no
-    effect. PySpark sends the function, so functions of a script or notebook and lambdas can be called.
+    else as tasks can run at the same time. ``env`` is added to the environment of the ranks. ``start_timeout``, in
+    seconds, limits the wait for slots and for all ranks; the default is HVDLITE_START_TIMEOUT. ``use_gloo`` and
+    ``verbose`` have no effect. PySpark sends the function, so functions of a script or notebook and lambdas work.
 
-    Raises `FunctionFailed` with the traceback of the rank that failed first, and `WorkerFailed` if that rank's process,
-    executor or node was lost; Spark does not start them again, but another call would. Raises `BadHostSpec` if the
-    cluster has too few slots, another `LaunchError` if Spark could not run the stage, ValueError for arguments and
-    settings of Spark that exclude it, and ImportError without pyspark. By then all ranks have ended.
+    Raises `FunctionFailed` with the traceback of the rank that failed first, `WorkerFailed` if that rank's process,
+    executor or node was lost, `BadHostSpec` if the cluster has too few slots, another `LaunchError` if Spark could not
+    run the stage, ValueError for invalid arguments and settings of Spark, and ImportError without pyspark. Then all
+    ranks have ended.
     """
     given = locals()
     for what, names in _ABSENT.items():
@@ -62,6 +62,4 @@ def run(
         if error.name and error.name.split(".")[0] in ("pyspark", "py4j"):
             raise ImportError("hvdlite.spark.run() needs PySpark; install it: pip install 'hvdlite[spark]'") from error
         raise
-    call_with = call_arguments(args, kwargs)
-    check_num_proc(num_proc)
-    return call(fn, *call_with, num_proc, start_timeout, dict(env or {}))
+    return call(fn, *call_arguments(args, kwargs, num_proc), num_proc, start_timeout, dict(env or {}))

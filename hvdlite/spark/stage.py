@@ -1,8 +1,7 @@
-"""The driver's side of `hvdlite.spark.run`: one barrier stage, and what is known of it while it runs.
+"""The driver's side of `hvdlite.spark.run`: one barrier stage, and its supervision.
 
-A thread collects the results, which takes until Spark has given up or all ranks have ended. Meanwhile the caller's
-thread looks at the stage: Ctrl-C reaches it, a stage that gets no slots does not wait for ever, and a rank that failed
-does not wait for others which do not notice.
+A thread blocks in Spark until the stage ends. Meanwhile the caller's thread polls the stage: so Ctrl-C works, a stage
+without slots times out, and a failure is reported although other ranks go on.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from hvdlite.hosted.outcomes import Outcome, lost, results
 from hvdlite.log import logger
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
-from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
+from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, run_rank
 
 _LOOK_S: Final = 0.1
-_REST_S: Final = 5.0  # for the others to notice that a rank has failed
+_REST_S: Final = 5.0  # after a rank has failed, for the outcomes of the others
 _END_S: Final = 10.0  # for Spark to kill its Python processes, which takes it four seconds if it reaches them
 
 _EXCLUDED: Final = {
@@ -73,7 +72,7 @@ def call(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C be KeyboardInterrupt where it meets a call of Py4J, which raises an error of its own then."""
+    """Turns the error that Py4J raises on Ctrl-C into KeyboardInterrupt."""
     try:
         yield
     except Exception as error:
@@ -85,10 +84,10 @@ def interruptible() -> Iterator[None]:
 def _wait_for_slots(context: SparkContext, size: int | None, timeout_s: float) -> int:
     """Waits until ``size`` tasks can run at the same time, and returns that number.
 
-    Spark itself would look every 15 s, 40 times. Executors may still be on their way: it does not tell how many.
+    Spark itself would try 40 times, every 15 s. It does not report how many executors are still starting.
     """
-    if size is None and (told := context.getConf().get("spark.default.parallelism")):
-        size = int(told)
+    if size is None and (parallelism := context.getConf().get("spark.default.parallelism")):
+        size = int(parallelism)
     scheduler = context._jsc.sc()
     profile = scheduler.resourceProfileManager().defaultResourceProfile()
     scope = Scope.of(timeout_s)
@@ -99,7 +98,7 @@ def _wait_for_slots(context: SparkContext, size: int | None, timeout_s: float) -
                 f"{size or 1} ranks need as many slots at the same time, and Spark has {slots}{waited}; lower "
                 "num_proc or give Spark more executors or cores (a slot has spark.task.cpus of them)"
             )
-        time.sleep(_LOOK_S)  # Spark tells no one when an executor has come
+        time.sleep(_LOOK_S)  # Spark does not notify of new executors
     return size or slots
 
 
@@ -112,7 +111,7 @@ class _Concatenation(AccumulatorParam[list[Outcome]]):  # type: ignore[misc]  # 
 
 
 class Stage:
-    """A barrier stage of ``size`` tasks, each of which plays a rank of ``call``."""
+    """A barrier stage of ``size`` tasks, each of which runs a rank of ``call``."""
 
     def __init__(self, context: SparkContext, call: Call, size: int) -> None:
         self._context = context
@@ -125,7 +124,7 @@ class Stage:
     def outcomes(self) -> list[Outcome]:
         """Runs the stage; returns the outcomes of all ranks, or of those that failed by themselves.
 
-        Raises LaunchError if Spark gave up. No rank runs any more then, nor after KeyboardInterrupt.
+        Raises LaunchError if Spark gave up. All ranks have ended afterwards, also after KeyboardInterrupt.
         """
         with self._running():
             collected = self._wait()
@@ -157,13 +156,13 @@ class Stage:
             self._context.addJobTag(self._tag)
             self._context.setJobDescription(f"hvdlite: {name} on {self._size} rank(s)")
             partitions = self._context.parallelize(range(self._size), self._size)
-            task = functools.partial(play, self._call, self._failed)
+            task = functools.partial(run_rank, self._call, self._failed)
             self._collected.put(partitions.barrier().mapPartitions(task).collect())
-        except Exception as error:  # of Spark, of which the other thread makes a sentence
+        except Exception as error:  # Spark's; `_error` turns it into ours
             self._collected.put(error)
 
     def _wait(self) -> list[Outcome] | Exception:
-        """Waits for the end of the stage, or until a rank has failed and the others had the time to notice.
+        """Waits for the end of the stage, after a failed rank for at most `_REST_S`.
 
         Raises LaunchError if its tasks cannot start.
         """
@@ -191,13 +190,13 @@ class Stage:
         return next(iter(job.stageIds), None) if job else None
 
     def _counts(self) -> tuple[int, int]:
-        """How many tasks run, and how many have ended well."""
+        """The numbers of running and of completed tasks."""
         stage = self._stage()
         info = None if stage is None else self._context.statusTracker().getStageInfo(stage)
         return (info.numActiveTasks, info.numCompletedTasks) if info else (0, 0)
 
     def _error(self, error: Exception) -> LaunchError:
-        """What the caller hears of ``error``, with which Spark gave up."""
+        """The error to raise for Spark's ``error``."""
         text = str(error)
         if found := _LOST.search(text):
             return WorkerFailed(int(found[1]), found[2], 1, [], lost(found[3]))
@@ -213,8 +212,7 @@ class Stage:
         return LaunchError(f"Spark ended the job: {reason}")
 
     def _hosts(self) -> dict[int, str]:
-        """The host of every task, by partition. Of the first attempt: Spark runs no job's last stage again if it has
-        barriers."""
+        """The host of every task of the only attempt: Spark does not repeat a last stage with barriers."""
         store = self._context._jsc.sc().statusStore()
         tasks = store.taskList(self._stage(), 0, self._size)
         return {task.index(): task.host() for task in map(tasks.apply, range(tasks.size()))}
@@ -228,7 +226,7 @@ def _reason(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The last line of the traceback of Python's in ``text``, and what to do about it."""
+    """The last line of Python's traceback in ``text``, and what to do about it."""
     traceback = text[text.index(_RAISED) :].partition("SQLSTATE")[0]
     line = traceback.rstrip().splitlines()[-1]
     if "No module named" in line:

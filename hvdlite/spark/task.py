@@ -1,8 +1,7 @@
-"""What a task of the barrier stage does: it finds its seat among the others, and calls the function as that rank.
+"""A task of the barrier stage: it finds its rank, joins the job and calls the function.
 
-The tasks tell each other where they run, and the one of rank 0 makes the job's key, serves the rendezvous and tells the
-others of both. What they tell goes through the driver, and is stored nowhere. If Spark runs the stage again, all of it
-happens again, so that is another job with another key.
+The tasks exchange where they run. Rank 0 makes the job's key, serves the rendezvous, and sends key and address to the
+others through the driver, which stores neither. If Spark repeats the stage, it is another job with another key.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from hvdlite.rendezvous.job import Job
 
 
 class NameOfHorovod:
-    """Lends hvdlite the name ``horovod`` in the process that unpickles it, if the one that pickled it has done so."""
+    """Makes ``import horovod`` mean hvdlite in the process that unpickles it, if it does in the one that pickled it."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return (install_as_horovod if stands_for_horovod() else bool), ()
 
 
 class Call(NamedTuple):
-    """What all ranks call, and how long they wait for each other before that.
+    """The call of all ranks; before it they wait for each other, ``timeout_s`` at most.
 
-    Tasks unpickle ``horovod`` before the function, which may have been imported from a module that imports that.
+    ``horovod`` is first, so that it is unpickled before a function whose module imports horovod.
     """
 
     horovod: Any
@@ -52,11 +51,11 @@ def in_order_of_ranks(hosts: Sequence[str]) -> list[int]:
     return by_node([Node(host, host, host) for host in hosts])
 
 
-def play(call: Call, failed: Accumulator[list[Outcome]], partition: Iterable[Any]) -> Iterator[Outcome]:
-    """Runs the rank of this task, and yields what became of it.
+def run_rank(call: Call, failed: Accumulator[list[Outcome]], partition: Iterable[Any]) -> Iterator[Outcome]:
+    """Runs the rank of this task, and yields its outcome.
 
-    Adds a failure of its own to ``failed``, so that the driver hears of it while others still run. If another rank was
-    lost it raises WorkerFailed of that one: Spark may not know of the loss yet, and is to end the stage now.
+    Adds this rank's own failure to ``failed``, which the driver sees while others still run. If another rank was lost,
+    raises WorkerFailed for it, so that Spark ends the stage even if it has not noticed the loss.
     """
     outcome = _outcome(call, BarrierTaskContext.get())
     if isinstance(outcome.follows, PeerLost):
@@ -71,24 +70,21 @@ def _outcome(call: Call, context: BarrierTaskContext) -> Outcome:
     with ExitStack() as stack:
         with _at_most(call.timeout_s, len(context.getTaskInfos())):
             hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
-            told = context.allGather(json.dumps([kernel_host_id(), socket.gethostname()]))
-            nodes = []
-            for host, (kernel, name) in zip(hosts, map(json.loads, told), strict=True):
-                nodes.append(Node(f"{host} {kernel}", name, host))
+            places = map(json.loads, context.allGather(json.dumps([kernel_host_id(), socket.gethostname()])))
+            nodes = [Node(f"{host} {kernel}", name, host) for host, (kernel, name) in zip(hosts, places, strict=True)]
             order = in_order_of_ranks(hosts)
             seat = seats([nodes[partition] for partition in order])[order.index(context.partitionId())]
-            meeting = context.allGather(_meeting(seat, stack) if seat.rank == 0 else "")[order[0]]
-        said = json.loads(meeting)
-        if "error" in said:
-            follows = ShutDown(0, said["error"]) if seat.rank else None
-            return Outcome(seat.rank, seat.host, failure=said["error"], follows=follows)
-        job = Job(said["job"], said["key"])
+            meeting = json.loads(context.allGather(_meeting(seat, stack) if seat.rank == 0 else "")[order[0]])
+        if "error" in meeting:
+            follows = ShutDown(0, meeting["error"]) if seat.rank else None
+            return Outcome(seat.rank, seat.host, failure=meeting["error"], follows=follows)
+        job = Job(meeting["job"], meeting["key"])
         _, function, args, kwargs, environment, _ = call
-        return attempt(function, args, kwargs, seat, job, said["rendezvous"], environment, _dumps)
+        return attempt(function, args, kwargs, seat, job, meeting["rendezvous"], environment, _dumps)
 
 
 def _dumps(result: Any) -> bytes:
-    """Pickles ``result`` with PySpark's cloudpickle, by which the function has come."""
+    """Pickles ``result`` with PySpark's cloudpickle, which pickled the function too."""
     try:
         return bytes(cloudpickle.dumps(result))
     except UNPICKLABLE as error:
@@ -96,7 +92,7 @@ def _dumps(result: Any) -> bytes:
 
 
 def _meeting(seat: Seat, stack: ExitStack) -> str:
-    """Makes a job and serves its rendezvous until the end of ``stack``; returns where, or why not, for the others."""
+    """Makes a job and serves its rendezvous until the end of ``stack``; returns both, or an error, as JSON."""
     job = Job.create()
     try:
         server = stack.enter_context(serve(job, seat))
@@ -107,14 +103,14 @@ def _meeting(seat: Seat, stack: ExitStack) -> str:
 
 @contextmanager
 def _at_most(timeout_s: float, size: int) -> Iterator[None]:
-    """Raises HorovodInternalError after ``timeout_s``. Spark itself would wait for a task that is stopped for a year.
+    """Raises HorovodInternalError after ``timeout_s``. Spark itself would wait for a stopped task for a year.
 
-    By a signal, because what waits is a socket of PySpark's without a time-out. Tasks run in the main thread.
+    Uses a signal, because PySpark waits on a socket without a time-out. Tasks run in the main thread.
     """
 
     def give_up(*_: Any) -> None:
         raise HorovodInternalError(
-            f"not all {size} tasks of the stage have told the others where they run, after {timeout_s:g} s; is one of "
+            f"not all {size} tasks of the stage have sent the others where they run, after {timeout_s:g} s; is one of "
             "their processes stopped?"
         )
 

@@ -26,7 +26,7 @@ import hvdlite.spark
 from hvdlite.hosted.outcomes import results
 from hvdlite.rendezvous.presence import names_at
 from hvdlite.spark.stage import _Concatenation
-from hvdlite.spark.task import Call, play
+from hvdlite.spark.task import Call, run_rank
 from tests.harness.patience import PATIENCE_S, PROMPT_S, until
 from tests.launcher.hvdrun import still_alive
 
@@ -141,7 +141,7 @@ def run_before_a_shuffle(function: Callable[..., Any], *args: Any) -> list[Any]:
     """Plays the ranks in a stage that Spark runs again, unlike the last stage of a job with barriers."""
     context = pyspark.SparkContext.getOrCreate()
     call = Call(None, function, args, {}, {"JOBS": os.environ["JOBS"]}, PATIENCE_S)
-    task = functools.partial(play, call, context.accumulator([], _Concatenation()))
+    task = functools.partial(run_rank, call, context.accumulator([], _Concatenation()))
     stage = context.parallelize(range(2), 2).barrier().mapPartitions(task)
     return results(stage.map(lambda outcome: (0, outcome)).partitionBy(1).values().collect())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.__main__ import main as take_apart
 from hvdlite.bench.cli import main
 from hvdlite.bench.measuring.report import Row
 from tests.gpu.torch_fake.ranks import with_gpus
@@ -20,8 +22,15 @@ def _bench(options: tuple[str, ...]) -> int:
     return main([*options, "--device", "cuda"])
 
 
-def _measured(server: ForkServer, file: Path, *options: str) -> list[Row]:
-    outcomes = process_ranks(2, _bench, (*options, "--json", str(file)), server=server)
+def _take_apart(options: tuple[str, ...]) -> int:
+    with_gpus()
+    return take_apart(options)
+
+
+def _measured(
+    server: ForkServer, file: Path, *options: str, bench: Callable[[tuple[str, ...]], int] = _bench
+) -> list[Row]:
+    outcomes = process_ranks(2, bench, (*options, "--json", str(file)), server=server)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output
     return rows_of(file, [line for line in outcomes[0].output.splitlines() if not line.startswith("# GPU")])
 
@@ -30,8 +39,7 @@ def _measured(server: ForkServer, file: Path, *options: str) -> list[Row]:
     ("options", "systems"),
     [
         (("--sizes", "1K,64K", "--iters", "3"), ["hvdlite"] * 2),
-        (("--many", "20", "4K", "--fuse", "--iters", "2"), ["hvdlite", "grouped", "packed"]),
-        (("--parts", "--sizes", "1K", "--iters", "3"), ["submit", "negotiate", "launch", "return", "kernel", "whole"]),
+        (("--many", "20", "4K", "--iters", "2"), ["hvdlite"]),
         (("--train", "--model", "tiny", "--iters", "2", "--precision", "bfloat16"), ["bare", "hvdlite"]),
     ],
 )
@@ -41,10 +49,24 @@ def test_modes(options: tuple[str, ...], systems: list[str], torch_ranks: ForkSe
     assert all(row.median_us >= 0 for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "systems"),
+    [
+        (("fusion", "20", "4K", "--iters", "2"), ["hvdlite", "grouped", "packed"]),
+        (("parts", "--sizes", "1K", "--iters", "3"), ["submit", "negotiate", "launch", "return", "kernel", "whole"]),
+    ],
+)
+def test_calls_are_taken_apart(
+    arguments: tuple[str, ...], systems: list[str], torch_ranks: ForkServer, tmp_path: Path
+) -> None:
+    rows = _measured(torch_ranks, tmp_path / "rows.json", *arguments, bench=_take_apart)
+    assert [row.system for row in rows] == systems
+
+
 def test_a_trace_has_the_submits_inside_backward(torch_ranks: ForkServer, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    options = ("--train", "--model", "tiny", "--iters", "1", "--trace", str(file))
-    rows = _measured(torch_ranks, tmp_path / "rows.json", *options)
+    arguments = ("trace", str(file), "--model", "tiny", "--iters", "1")
+    rows = _measured(torch_ranks, tmp_path / "rows.json", *arguments, bench=_take_apart)
     assert [row.system for row in rows] == ["backward", "submits", "after", "whole"]
     assert rows[1].op == "10 of 10 inside backward"
     events = json.loads(file.read_text())["traceEvents"]
@@ -55,7 +77,6 @@ def test_a_trace_has_the_submits_inside_backward(torch_ranks: ForkServer, tmp_pa
     ("options", "said"),
     [
         (("--compare", "gloo"), "compares with nccl only"),
-        (("--fuse",), "--fuse needs"),
         (("--model", "tiny"), "--model needs"),
     ],
 )

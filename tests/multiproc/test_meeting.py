@@ -15,7 +15,7 @@ import hvdlite as hvd
 from hvdlite.net.local_listener import LocalListener
 from hvdlite.rendezvous.across_hosts import meet_across_hosts
 from hvdlite.rendezvous.client import Exchanges
-from hvdlite.rendezvous.handover import _call_until_heard, meet_on_one_host
+from hvdlite.rendezvous.handover import _call_repeatedly, meet_on_one_host
 from hvdlite.scope import Scope
 from hvdlite.settings import Start
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
@@ -206,7 +206,7 @@ def test_who_greets_rank_0_with_nonsense_is_dropped_and_the_others_meet(job: dic
 
     def meet(rank: int) -> str:
         for greeting in nonsense if rank else ():
-            with _call_until_heard(rank, *_door(job["HVDLITE_JOB"]), greeting, scope) as stranger:
+            with _call_repeatedly(rank, *_door(job["HVDLITE_JOB"]), greeting, scope) as stranger:
                 assert stranger.recv(1) == b""
         with meet_on_one_host(starts[rank], 0, scope) as meeting:
             return meeting.address

@@ -119,7 +119,7 @@ def test_collectives(size: int, lacking: tuple[int, ...], hosts: str) -> None:
         assert told == (1 if lacking and outcome.rank == 0 else 0), outcome.output
     if lacking:
         assert f"rank(s) {shortened(lacking)} cannot load" in outcomes[0].output
-        assert f"Rank {lacking[0]} says: " in outcomes[0].output
+        assert f"Rank {lacking[0]} reports: " in outcomes[0].output
 
 
 def _refused() -> str:

@@ -256,7 +256,7 @@ def test_a_file_that_may_not_grow_ends_with_one_line_and_the_job_goes_on(tmp_pat
     (outcome,) = process_ranks(1, _on_a_full_disk, str(path))
     assert outcome.result() == str(path)
     assert outcome.output.count("timeline") == 1
-    assert f"the timeline {path} ends here, and the job goes on without it: File too large" in outcome.output
+    assert f"the timeline {path} ends here, and the job continues without it: File too large" in outcome.output
     assert _moves(_load(path))
     assert path.stat().st_size < 30000
 

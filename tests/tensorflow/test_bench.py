@@ -15,7 +15,7 @@ from tests.harness.forkserver import TENSORFLOW
 def _train(*options: str) -> tuple[int, list[Any]]:
     """Runs the benchmark; its exit code, and the weights of its models at the end."""
     from hvdlite.bench.cli import main
-    from hvdlite.bench.training import keras_model, with_keras
+    from hvdlite.bench.training import with_keras
 
     make_model, models = with_keras.make_model, []
 
@@ -23,7 +23,7 @@ def _train(*options: str) -> tuple[int, list[Any]]:
         models.append(make_model())
         return models[-1]
 
-    keras_model.SIZES = keras_model.Sizes(vocabulary=50, width=8, layers=1, heads=2)
+    with_keras.SIZES = with_keras.Sizes(vocabulary=50, width=8, layers=1, heads=2)
     with_keras.make_model = make
     return main(options), [model.get_weights() for model in models]
 

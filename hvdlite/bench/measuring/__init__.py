@@ -1,1 +1,1 @@
-"""What every study measures with: systems and their tensors, collectives, turns, and the rows of the table."""
+"""For all studies: systems and their tensors, collectives, turns, and the rows of the table."""

@@ -1,12 +1,13 @@
-"""The pattern that fills tensors, so that a result can be checked without a second tensor.
+"""The pattern that fills tensors, so that a result can be checked without a second tensor, and the timed loop.
 
-It differs from rank to rank and repeats after three elements, which are so small that their sums are exact in every
-dtype. This module imports nothing from hvdlite, because MPI's ranks use it too and have no hvdlite.
+The pattern differs from rank to rank and repeats after three elements, which are so small that their sums are exact in
+every dtype. This module imports nothing from hvdlite, because MPI's ranks use it too and have no hvdlite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 PERIOD = 3
@@ -42,3 +43,17 @@ def is_gathered(result: Any, size: int) -> bool:
 def is_first(result: Any, size: int) -> bool:
     """True if ``result`` is the tensor of rank 0."""
     return repeats(result, pattern(0))
+
+
+def nanoseconds(
+    run: Callable[[], Any], length: int, warmup: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> list[int]:
+    """Times ``length`` calls of ``run`` back to back, after ``warmup`` untimed ones."""
+    for _ in range(warmup):
+        run()
+    times = [0] * length
+    for iteration in range(length):
+        begin = clock()
+        run()
+        times[iteration] = clock() - begin
+    return times

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import hvdlite as hvd
+from hvdlite.bench.measuring.timing import Candidate
 from hvdlite.tensors.dtypes import DType
 
 Tensor = Any  # a numpy array, or a torch tensor when torch takes part
@@ -44,12 +45,12 @@ class TensorType:
 
 
 class System(Protocol):
-    """Blocking collectives over one-dimensional tensors. ``name`` says which tensors of the ranks belong together."""
+    """Blocking collectives over one-dimensional tensors. Tensors of the ranks with one ``name`` belong together."""
 
     label: str
 
     def zeros(self, kind: TensorType, elements: int) -> Tensor:
-        """A new tensor of one dimension, in the memory that the system is measured with."""
+        """A new tensor of one dimension, in the memory with which the system is measured."""
 
     def allreduce(self, tensor: Tensor, name: str) -> Tensor:
         """Sums ``tensor`` over all ranks, in place."""
@@ -61,7 +62,7 @@ class System(Protocol):
         """The tensors of all ranks, which have equal sizes, one after the other."""
 
     def broadcast(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrites ``tensor`` with that of rank 0."""
+        """Overwrites ``tensor`` with rank 0's."""
 
 
 class Hvdlite:
@@ -102,5 +103,14 @@ class Registered(Hvdlite):
         return tensor
 
 
-OWN = (Hvdlite.label, Registered.label, "grouped", "packed")
+def candidate_for(device: str) -> type[Candidate]:
+    """The class of candidates whose work is timed by the clock of ``device``: "cpu" or "cuda"."""
+    if device == "cpu":
+        return Candidate
+    from hvdlite.bench.measuring.on_gpu import OnGpu  # it imports torch
+
+    return OnGpu
+
+
+OWN = (Hvdlite.label, Registered.label)
 """The labels of hvdlite itself."""

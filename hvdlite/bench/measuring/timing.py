@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hvdlite as hvd
-from hvdlite.bench.measuring.block import nanoseconds
+from hvdlite.bench.measuring.pattern import nanoseconds
 from hvdlite.errors import HvdError
 
 Times = npt.NDArray[np.float64]

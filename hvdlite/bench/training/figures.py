@@ -1,4 +1,4 @@
-"""What the studies of training steps have in common: the check of the weights, and the columns of the table."""
+"""For all studies of training steps: the check of the weights, and the columns of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_equal_weights(step: Callable[[], None], sum_of_weights: Callable[[], flo
 
 
 def overhead_us(row: Row, group: Group) -> float:
-    """Returns by how much the step of ``row`` is longer than the bare step, by the medians."""
+    """Returns how much longer the step of ``row`` is than the bare step, by the medians."""
     return row.median_us - group["bare"].median_us
 
 

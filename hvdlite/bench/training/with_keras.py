@@ -1,27 +1,45 @@
 """A step of Keras on TensorFlow, compiled: bare, with hvdlite's optimizer, and in TensorFlow's own strategy.
 
-Keras's `fit` fails in that strategy. A loop of one's own works: there Keras divides the loss by the number of replicas,
-and its optimizer sums the gradients.
+The model is the one of ``--train torch``, but Keras has separate weights for queries, keys and values, so there are 99
+tensors. Keras's `fit` fails in that strategy. A loop of one's own works: there Keras divides
+the loss by the number of replicas, and its optimizer sums the gradients.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import hvdlite.keras as hvd
+from hvdlite import allgather_object
 from hvdlite.bench.measuring.report import Group, Study, make_row
 from hvdlite.bench.measuring.timing import Candidate, measure
 from hvdlite.bench.training.figures import BATCH, TOKENS, columns, has_equal_weights
-from hvdlite.bench.training.keras_model import make_batch, make_model
-from hvdlite.bench.training.strategy import open_strategy
+from hvdlite.errors import HvdError
+from hvdlite.launcher.agent.answers import free_port
+from hvdlite.settings import Settings
 
 _LEARNING_RATE = 0.01
 _OP = "train keras"
+_CONNECT_S = 60.0
+
+
+class Sizes(NamedTuple):
+    """The size of a transformer."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+
+
+SIZES = Sizes(vocabulary=8000, width=512, layers=6, heads=8)
 
 
 def train(iterations: int, warmup: int) -> Study:
@@ -35,6 +53,47 @@ def train(iterations: int, warmup: int) -> Study:
         columns("strategy"),
         _measure_steps(strategy, iterations, warmup),
     )
+
+
+def open_strategy() -> Any:
+    """Connects `tf.distribute.MultiWorkerMirroredStrategy` among the ranks, by gRPC. Raises HvdError if that fails.
+
+    It has to come before whatever makes TensorFlow choose its devices, such as the first tensor. The strategy finds its
+    peers by ``TF_CONFIG``, which hvdrun never sets, since TensorFlow acts on it wherever it finds it.
+    """
+    communication = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=_CONNECT_S, implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    place = f"{Settings.read().address or '127.0.0.1'}:{free_port({'address': '0.0.0.0', 'ports': None})}"
+    cluster = {"worker": allgather_object(place)}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": hvd.rank()}})
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
+    except (RuntimeError, tf.errors.OpError) as error:
+        raise HvdError(f"tf.distribute's strategy could not connect: {error}") from None
+    finally:
+        del os.environ["TF_CONFIG"]
+
+
+def make_model() -> keras.Model:
+    """Makes the model, from tokens to logits of the next tokens, with the same initial weights in every process."""
+    keras.utils.set_random_seed(1)
+    layers, sizes = keras.layers, SIZES
+    tokens = keras.Input((TOKENS,), BATCH, dtype="int32")
+    hidden = layers.Embedding(sizes.vocabulary, sizes.width)(tokens)
+    for _ in range(sizes.layers):
+        seen = layers.LayerNormalization()(hidden)
+        attention = layers.MultiHeadAttention(sizes.heads, sizes.width // sizes.heads)
+        hidden = layers.add([hidden, attention(seen, seen, use_causal_mask=True)])
+        wide = layers.Dense(4 * sizes.width, "relu")(layers.LayerNormalization()(hidden))
+        hidden = layers.add([hidden, layers.Dense(sizes.width)(wide)])
+    return keras.Model(tokens, layers.Dense(sizes.vocabulary)(hidden))
+
+
+def _batch(rank: int) -> tuple[Any, Any]:
+    """Tokens and the tokens that follow them, of shape ``(BATCH, TOKENS)``."""
+    text = np.random.default_rng(rank).integers(SIZES.vocabulary, size=(BATCH, TOKENS + 1), dtype=np.int32)
+    return text[:, :-1], text[:, 1:]
 
 
 def _measure_steps(strategy: Any, iterations: int, warmup: int) -> Iterator[Group]:
@@ -75,7 +134,7 @@ def _sgd() -> keras.optimizers.Optimizer:
 
 def _step(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Callable[[], Any]:
     """Returns the step, on a batch of this rank."""
-    tokens, following = map(tf.constant, make_batch(hvd.rank()))
+    tokens, following = map(tf.constant, _batch(hvd.rank()))
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean")
     optimizer.build(model.trainable_variables)
 

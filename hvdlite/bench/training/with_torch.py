@@ -1,63 +1,61 @@
-"""A real training step: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo.
+"""A real training step: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo or NCCL.
 
-*reduction* reduces all gradients while nobody computes. *exposed* is how long a step waits for them after the last rank
-has ended backward: the shortest wait of any rank, since longer ones contain the lateness of others. The difference of
-the two is hidden behind backward.
+On CPUs *reduction* reduces all gradients while nobody computes. *exposed* is how long a step waits for them after the
+last rank has ended backward: the shortest wait of any rank, since longer ones contain the lateness of others. The
+difference of the two is hidden behind backward.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
 from hvdlite import Min, allreduce
 from hvdlite.bench.measuring.report import Column, Group, Row, Study, make_row
+from hvdlite.bench.measuring.systems import candidate_for
 from hvdlite.bench.measuring.timing import Candidate, Clock, Times, measure
-from hvdlite.bench.training.figures import BATCH, TOKENS, columns, has_equal_weights
-from hvdlite.bench.training.torch_model import make_batch, make_model
+from hvdlite.bench.training.figures import columns, has_equal_weights
+from hvdlite.bench.training.torch_models import ON_CPUS, ON_GPUS, Workload
 
-_LEARNING_RATE = 0.01
+_LEARNING_RATE = 0.001
 
 
 def train(iterations: int, warmup: int) -> Study:
-    """The study of the three steps. A process group of Gloo must be open."""
-    return Study(
-        f"training step, batch {BATCH}×{TOKENS} tokens on each rank", COLUMNS, _measure_steps(iterations, warmup)
-    )
+    """The study of the steps on CPUs. A process group of Gloo must be open."""
+    return Study(f"training step, {ON_CPUS.describes}", COLUMNS, _measure_on_cpus(iterations, warmup))
 
 
-def _measure_steps(iterations: int, warmup: int) -> Iterator[Group]:
-    model = make_model()
-    step, reduction = _hvdlite(deepcopy(model))
-    candidates = [_bare(deepcopy(model)), step, reduction, _gloo(deepcopy(model))]
-    nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    times = {**measure(candidates, iterations, warmup), "exposed": allreduce(np.array(step.exposed), op=Min)}
-    yield {label: make_row(label, hvd.size(), "train", "float32", nbytes, taken) for label, taken in times.items()}
+def train_on_gpus(model: str, precision: str, iterations: int, warmup: int) -> Study:
+    """The study of the steps of a model of `ON_GPUS`, with DDP's if a process group of NCCL is open."""
+    headline = f"training step on GPUs, {ON_GPUS[model].describes} on each rank, {precision}"
+    return Study(headline, COLUMNS_ON_GPUS, _measure_on_gpus(model, precision, iterations, warmup))
 
 
-def _bare(model: nn.Module) -> Candidate:
-    optimizer = _sgd(model)
-    step = _step(model, optimizer, optimizer.step)
+def _measure_on_cpus(iterations: int, warmup: int) -> Iterator[Group]:
+    make = Steps(ON_CPUS, "cpu")
+    step, reduction = make.observed()
+    times = measure([make.bare(), step, reduction, make.ddp("gloo")], iterations, warmup)
+    yield make.rows("train", {**times, "exposed": allreduce(np.array(step.exposed), op=Min)})
 
-    def is_right() -> bool:
-        step()
-        return True  # the ranks differ, as they should
 
-    return Candidate("bare", step, is_right)
+def _measure_on_gpus(model: str, precision: str, iterations: int, warmup: int) -> Iterator[Group]:
+    make = Steps(ON_GPUS[model], "cuda", precision)
+    candidates = [make.bare(), make.hvdlite(), *([make.ddp("nccl")] if dist.is_initialized() else [])]
+    yield make.rows(f"train {model}", measure(candidates, iterations, warmup))
 
 
 @dataclass(frozen=True)
 class WaitingStep(Candidate):
-    """A step that appends to ``waits`` its seconds of waiting after backward; ``exposed`` are those of timed steps."""
+    """A step that appends its seconds of waiting after backward to ``waits``; ``exposed`` has those of timed steps."""
 
     waits: list[float]
     exposed: list[float] = field(default_factory=list)
@@ -68,49 +66,100 @@ class WaitingStep(Candidate):
         return times
 
 
-def _hvdlite(model: nn.Module) -> tuple[WaitingStep, Candidate]:
-    """The step, and the reduction alone."""
-    waits: list[float] = []
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+class Steps:
+    """Makes the candidates: steps of ``workload`` on ``device``. With "bfloat16" as ``precision``, autocast is on."""
 
-    def finish() -> None:
-        begin = time.perf_counter()
-        optimizer.synchronize()
-        waits.append(time.perf_counter() - begin)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+    def __init__(self, workload: Workload, device: str, precision: str = "float32") -> None:
+        self._workload, self._device, self._precision = workload, device, precision
+        self._candidate = candidate_for(device)
 
-    def reduce() -> bool:
-        optimizer.synchronize()
-        return True
+    def bare(self) -> Candidate:
+        """The step without communication."""
+        model, *batch = self._placed()
+        step = self.step(model, _sgd(model), batch)
 
-    step = _step(model, optimizer, finish)
-    is_right = has_equal_weights(step, lambda: _sum(model))
-    return WaitingStep("hvdlite", step, is_right, waits), Candidate("reduction", reduce, reduce)
+        def is_right() -> bool:
+            step()
+            return True  # the ranks differ, as they should
 
+        return self._candidate("bare", step, is_right)
 
-def _gloo(model: nn.Module) -> Candidate:
-    replica = DistributedDataParallel(model)
-    optimizer = _sgd(replica)
-    step = _step(replica, optimizer, optimizer.step)
-    return Candidate("gloo", step, has_equal_weights(step, lambda: _sum(replica)))
+    def hvdlite(self) -> Candidate:
+        """The step with hvdlite's optimizer."""
+        model, *batch = self._placed()
+        step = self.step(model, _distributed(model), batch)
+        return self._candidate("hvdlite", step, has_equal_weights(step, lambda: _sum(model)))
+
+    def observed(self) -> tuple[WaitingStep, Candidate]:
+        """The same, which also notes how long it waits after backward; and the reduction alone."""
+        model, *batch = self._placed()
+        optimizer = _distributed(model)
+        waits: list[float] = []
+
+        def finish() -> None:
+            begin = time.perf_counter()
+            optimizer.synchronize()
+            waits.append(time.perf_counter() - begin)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        def reduce() -> bool:
+            optimizer.synchronize()
+            return True
+
+        step = self.step(model, optimizer, batch, finish=finish)
+        is_right = has_equal_weights(step, lambda: _sum(model))
+        return WaitingStep("hvdlite", step, is_right, waits), Candidate("reduction", reduce, reduce)
+
+    def ddp(self, label: str) -> Candidate:
+        """The step of torch's DDP, over the process group that is open."""
+        model, *batch = self._placed()
+        replica = DistributedDataParallel(model)
+        replica.broadcast_buffers = False  # as an argument, PyTorch warns of it
+        step = self.step(replica, _sgd(replica), batch)
+        return self._candidate(label, step, has_equal_weights(step, lambda: _sum(replica)))
+
+    def step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: Sequence[torch.Tensor],
+        backward: Callable[[torch.Tensor], Any] = torch.autograd.backward,
+        finish: Callable[[], Any] | None = None,
+    ) -> Callable[[], None]:
+        """Returns the step; ``finish`` comes after backward, by default the optimizer's step."""
+        inputs, classes = batch
+        finish = finish or optimizer.step
+        is_short = self._precision == "bfloat16"
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast(self._device, torch.bfloat16, enabled=is_short):
+                found = model(inputs)
+                loss = nn.functional.cross_entropy(found.flatten(0, -2), classes)
+            backward(loss)
+            finish()
+
+        return step
+
+    def rows(self, op: str, times: Mapping[str, Times]) -> Group:
+        """The rows of what was measured."""
+        nbytes = sum(parameter.nbytes for parameter in self._placed()[0].parameters())
+        return {
+            label: make_row(label, hvd.size(), op, self._precision, nbytes, taken) for label, taken in times.items()
+        }
+
+    def _placed(self) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+        return self._workload.placed(hvd.rank(), self._device)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), _LEARNING_RATE)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, finish: Callable[[], Any]) -> Callable[[], None]:
-    tokens, following = make_batch(hvd.rank())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
-        torch.autograd.backward(loss)
-        finish()
-
-    return step
+def _distributed(model: nn.Module) -> Any:
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
 
 
 def _sum(model: nn.Module) -> float:
@@ -126,4 +175,15 @@ def _hidden(row: Row, group: Group) -> str:
     return f"{hidden_share(group):.0%}" if row.system == "hvdlite" else ""
 
 
+def _ratio(row: Row, group: Group) -> str:
+    peer = group.get("nccl")
+    return f"{row.median_us / peer.median_us:.3f}" if peer and row.system == "hvdlite" else ""
+
+
 COLUMNS = [*columns("gloo"), Column("hidden", 8, _hidden)]
+COLUMNS_ON_GPUS = [
+    Column("system", 10, lambda row, group: row.system),
+    Column("median ms", 11, lambda row, group: f"{row.median_us / 1e3:.2f}"),
+    Column("min ms", 11, lambda row, group: f"{row.min_us / 1e3:.2f}"),
+    Column("time/nccl", 11, _ratio),
+]

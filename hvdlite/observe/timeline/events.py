@@ -1,14 +1,14 @@
-"""What stands in a timeline: the events of Chrome's trace format for each batch of one rank. Pure.
+"""The events of a timeline, in Chrome's trace format, for the batches of one rank. Pure.
 
-A rank is a process there, and a lane a thread: *queue*, from a submit until rank 0 is told; *negotiate*, until the
-batch is agreed; *wait*, until its turn; *move*, while bytes move; *finish*, until its handles are done. Spans of one
-lane that overlap get lanes of their own, as the format wants. An arrow leads from the decision of a group's first rank
-to where the others move the same batch: nobody can move it earlier, so the arrow points forward where clocks agree.
+A rank is a process there, and a lane a thread: *queue*, from submit until rank 0 knows; *negotiate*, until the batch is
+agreed; *wait*, until its turn; *move*, while bytes move; *finish*, until its handles are done. Overlapping spans of one
+lane get lanes of their own, as the format requires. An arrow leads from the decision of a group's first rank to where
+the others move the batch. A batch moves after its decision, so the arrow points forward where clocks agree.
 
-A tensor that does not complete for a while is a span of its own, whose begin is written meanwhile.
+A tensor that is in flight for long is a span of its own, whose begin is written before its end.
 
-Times are in microseconds of a monotonic clock. The first event of a rank says what that and the clock of the world show
-at one time.
+Times are in microseconds of a monotonic clock. The first event of a rank has the times of that clock and of the wall
+clock at one moment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _US: Final = 1e6
 
 
 class Tensor(NamedTuple):
-    """One tensor of a batch: when it was submitted, and when rank 0 was told of it; 0 if that is not known."""
+    """One tensor of a batch: when it was submitted, and when rank 0 learned of it; 0 if unknown."""
 
     request: Request
     submitted_at: float
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch that is done. ``work`` has no entries any more, but has the times."""
+    """A completed batch. ``work`` has the times, but no entries any more."""
 
     group: Group
     work: Work
@@ -62,8 +62,8 @@ class Cycle(NamedTuple):
 class Events:
     """The events of one rank of ``world``, each a text of JSON without line ends.
 
-    ``clock`` names this host's monotonic clock. ``shift`` is added to all times, in seconds, if they are to be those of
-    another clock.
+    ``clock`` names this host's monotonic clock. ``shift``, in seconds, is added to all times to convert them to another
+    clock.
     """
 
     def __init__(self, world: Membership, clock: str) -> None:
@@ -75,7 +75,7 @@ class Events:
         self._texts: dict[Request, str] = {}
 
     def head(self, monotonic: float, epoch: float) -> list[str]:
-        """Returns the events that say who the rank is, and what its clock and that of the world say at one time."""
+        """Returns the events that describe the rank, with the times of both clocks at one moment."""
         rank, host = self._world.number, self._world.hosts[self._world.rank]
         known = {
             "rank": rank,
@@ -103,12 +103,12 @@ class Events:
         number = group.number
         kind = tensors[0].request.kind.name
         submitted = min((each.submitted_at for each in tensors if each.submitted_at), default=0.0)
-        told = [each.told_at for each in tensors if each.told_at]
+        known = [each.told_at for each in tensors if each.told_at]
         which = f'"batch":{work.number},"set":{number}'
-        if submitted and told:
-            self._span(group, _QUEUE, "QUEUE", submitted, max(told), which)
-        if told:
-            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(told), work.agreed_at, which)
+        if submitted and known:
+            self._span(group, _QUEUE, "QUEUE", submitted, max(known), which)
+        if known:
+            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(known), work.agreed_at, which)
         waiting = self._span(group, _WAIT, "WAIT", work.agreed_at, work.moved_at, which)
         details = f'{which},"bytes":{work.nbytes},"waited_us":{_us(work.waited_s)}'
         if work.arrival is not None and work.arrival[2] >= 0:
@@ -130,7 +130,7 @@ class Events:
         return self._taken()
 
     def waits(self, group: Group, tensor: Tensor, number: int, since: float) -> list[str]:
-        """Returns the begin of the wait ``number`` of this rank, for a tensor that is in flight for long."""
+        """Returns the begin of the wait ``number`` of this rank, for a tensor that has been in flight for long."""
         request = tensor.request
         args = f'"set":{group.number},"tensor":[{json.dumps(request.name)},"{request.dtype}",{list(request.shape)}]'
         self._wait("b", f"waits for {request.kind.name} of {request.name}", number, since, args)
@@ -150,7 +150,7 @@ class Events:
         return self._taken()
 
     def _arrow(self, end: str, number: int, batch: int, rank: int, tid: int, at: float) -> None:
-        """Adds one end of the arrow to ``rank``; each has an arrow of its own, since viewers join no more than two."""
+        """Adds one end of the arrow to ``rank``. Each rank has its own, because viewers join only two ends."""
         which = number << 52 | (batch & 0xFFFFFFFF) << 20 | rank
         self._add(f'"name":"batch","cat":"batch","id":"{which:#x}",{end},{self._place(tid)},"ts":{self._ts(at)}')
 
@@ -171,7 +171,7 @@ class Events:
         return tid
 
     def _tid(self, group: Group, lane: int, begin: float, end: float) -> int:
-        """Returns the thread for a span: one in which nothing overlaps it, if there is one or room for another."""
+        """Returns the thread for a span: one in which nothing overlaps it, unless all are in use."""
         ends = self._ends.setdefault((group.number, lane), [])
         free = (slot for slot, ended in enumerate(ends) if ended <= begin)
         slot = next(free, min(len(ends), _MOST_SLOTS - 1))

@@ -1,15 +1,14 @@
 """A JSON array in a file that is complete whenever anybody opens it, and still when its writer was killed.
 
-A file that is appended to is torn at some instants. So there are two of equal history: one has the name, the other
-is hidden beside it. What comes is written to the hidden one, behind what that one lacks, and then the two exchange
-their names, which is atomic. So each byte is written twice, whatever the length of the file.
+An append is not atomic. So there are two files: one has the name, the other is hidden beside it. New events are written
+to the hidden one, after those that it lacks, and then the two files exchange their names, which is atomic. Each byte is
+written twice, whatever the length of the file.
 
-A reader may have opened the file before the exchange, and read on from what is hidden now. A lease (``F_SETLEASE``) is
-granted on a file that nobody else has open, and holds back whoever is about to open it. Where it is not granted, or
-where the file system has no leases, the file is copied, and the copy is written to. The caller spaces its calls by
-their cost, so that these copies too take a fixed share of the time.
+A reader may still have the file open that is hidden now. The kernel grants a lease (``F_SETLEASE``) only on a file that
+no one else has open, and delays everyone who opens it. Without a lease the file is copied, and the copy is written. The
+caller spaces its calls by their cost, so that copies also take a fixed share of the time.
 
-An exchange would leave other names of the file behind, hard links. So a file that has some is written in place.
+An exchange would separate a file from its other hard links. So a file that has some is written in place.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _IN_USE: Final = "another job writes its timeline there; give each job a file of
 
 
 class JsonArrayFile:
-    """The file at ``path``, with nothing in it at first. Raises OSError, as `append` does.
+    """The file at ``path``, empty at first. Raises OSError, as `append` does.
 
-    A file that is there keeps its mode, and its owner where that is permitted. One that another writer has is refused.
+    An existing file keeps its mode, and its owner where that is permitted. A file of another writer is refused.
 
-    For one thread, which must block SIGURG: the kernel sends it that when somebody wants a file that has a lease.
+    For one thread, which must block SIGURG: the kernel sends it when someone opens a leased file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,11 +65,11 @@ class JsonArrayFile:
                 raise
         except BlockingIOError:
             raise OSError(errno.EBUSY, _IN_USE, str(path)) from None
-        except OSError as error:  # perhaps of the hidden file, of which the user has not heard
+        except OSError as error:  # perhaps of the hidden file, whose name the user does not know
             raise OSError(error.errno, error.strerror, str(path)) from None
 
     def append(self, events: bytes) -> None:
-        """Appends ``events``, which are separated by commas. After an OSError the file is as before, and stays so."""
+        """Appends ``events``, which are separated by commas. After an OSError the file is unchanged."""
         if self._end > len(_BEGIN):
             events = b",\n" + events
         if _has_other_names(self._shown):
@@ -87,12 +86,12 @@ class JsonArrayFile:
         os.close(self._shown)
 
     def _locked(self) -> int:
-        """Opens the file, or makes it, and locks it. Both files of a writer are locked, whichever has the name."""
+        """Opens or makes the file, and locks it. Both files of a writer are locked."""
         while True:
-            # Not blocking: it may be a FIFO, or hidden by now and leased.
+            # Not blocking: it may be a FIFO, or hidden and leased by now.
             file = opened(self.path, os.O_RDWR | os.O_NONBLOCK)
             try:
-                # A link that is still there is one of /proc, beside which there can be no other file.
+                # A remaining link is one of /proc, beside which no other file can be made.
                 if not stat.S_ISREG(os.fstat(file).st_mode) or self.path.is_symlink():
                     raise OSError(errno.EINVAL, "it is no regular file")
                 _lock(file)
@@ -102,10 +101,10 @@ class JsonArrayFile:
             except OSError:
                 os.close(file)
                 raise
-            os.close(file)  # its writer gave the name to another file meanwhile
+            os.close(file)  # its writer has exchanged the names meanwhile
 
     def _begin(self) -> None:
-        """Empties the file; at no instant it is half of something."""
+        """Empties the file, which is complete at every instant."""
         if _has_other_names(self._shown) or not os.fstat(self._shown).st_size:
             _write(self._shown, _BEGIN + _END, 0)
             os.ftruncate(self._shown, len(_BEGIN + _END))
@@ -121,10 +120,8 @@ class JsonArrayFile:
             self._shown = empty
 
     def _append_in_place(self, events: bytes) -> None:
-        """For a file with other names, hard links, which an exchange would leave behind.
+        """For a file with other hard links. A reader that has it open already may see half a write."""
 
-        A reader that has it open already may see half a write.
-        """
         self._drop_hidden()
         is_leased = _lease(self._shown)
         try:
@@ -158,7 +155,7 @@ class JsonArrayFile:
         self._lacking = events
 
     def _copy(self, events: bytes) -> int:
-        """Replaces the hidden file by a copy of the other with ``events`` behind it."""
+        """Replaces the hidden file by a copy of the shown one with ``events`` appended."""
         self._drop_hidden()
         copy = self._made()
         try:
@@ -176,7 +173,7 @@ class JsonArrayFile:
 
     def _made(self) -> int:
         """Returns a new hidden file, locked, with the mode and the owner of the other."""
-        self._remove_hidden()  # that of an earlier writer, which was killed
+        self._remove_hidden()  # of an earlier writer, which was killed
         like = os.fstat(self._shown)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -227,7 +224,7 @@ def _make_alike(file: int, like: os.stat_result) -> None:
 
 
 def _lock(file: int) -> None:
-    """Raises BlockingIOError if another writer has ``file``. Where there are no locks, nobody is refused."""
+    """Raises BlockingIOError if another writer has ``file``. On file systems without locks it does nothing."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -244,7 +241,7 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
 
 
 def _lease(descriptor: int) -> bool:
-    """Takes a lease, and says whether it was granted."""
+    """Takes a lease. Returns whether it was granted."""
     try:
         # Else the kernel would send SIGIO to the process when somebody opens the file, and that ends it.
         owner = struct.pack("ii", _F_OWNER_TID, threading.get_native_id())

@@ -1,8 +1,8 @@
 """Records what the groups of this rank do, in a thread that writes it to a file.
 
-The thread that ran a batch appends it to a deque, which is all that happens on the way of the data. What cannot be
-written in time is dropped and counted, so that memory is bounded. If the file cannot be written, it ends there, the
-user is told once, and the job goes on.
+The thread that ran a batch appends it to a deque, and does nothing else for the timeline. Batches that cannot be
+written in time are dropped and counted, so that memory is bounded. If the file cannot be written, the timeline ends
+with one warning, and the job continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hvdlite.observe.timeline.sinks import Over, Sink
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one,
-_SHARE_IF_FULL: Final = 4  # or by so many, rather than drop batches
+_SHARE_IF_FULL: Final = 4  # or by this many, rather than drop batches
 _MOST_TENSORS: Final = 1 << 16  # that wait to be written: with their requests, about 40 MiB
 _MOST_RECORDS: Final = 1 << 15
 _MOST_BYTES: Final = 4 << 20  # of texts that wait to be written; a write has some copies of them
@@ -57,7 +57,7 @@ class Recording:
         self._began = time.monotonic()
         self._waiting: dict[tuple[int, str], tuple[int, Tensor]] = {}  # with a number, by set and name
         self._waits = itertools.count(1)
-        self._just_done: set[tuple[int, str]] = set()  # and perhaps in flight for another moment
+        self._just_done: set[tuple[int, str]] = set()  # these may still be listed as in flight for a moment
         self._thread = threading.Thread(target=self._serve, name="hvdlite-timeline", daemon=True)
         self._thread.start()
 
@@ -75,7 +75,7 @@ class Recording:
             observer.subscribe(subscriber)
 
     def stop(self) -> None:
-        """Writes what is there and ends. May be called again, and by any thread."""
+        """Writes what is recorded and ends. May be called again, and by any thread."""
         self._leave()
         self._stopped.set()
         self._wake.set()
@@ -144,7 +144,7 @@ class Recording:
             pass
         except OSError as error:
             logger.warning(
-                "the timeline %s ends here, and the job goes on without it: %s",
+                "the timeline %s ends here, and the job continues without it: %s",
                 self._sink.name,
                 error.strerror or error,
             )
@@ -159,7 +159,7 @@ class Recording:
             )
 
     def _format(self, is_last: bool = False) -> None:
-        """Makes texts of the records, until there are as many as may wait."""
+        """Makes texts of the records, up to `_MOST_BYTES`."""
         taken = 0
         self._just_done.clear()
         while self._records and (is_last or self._bytes <= _MOST_BYTES):
@@ -181,7 +181,7 @@ class Recording:
             self._add(self._events.dropped(dropped, time.monotonic()))
 
     def _look_for_waits(self, now: float) -> None:
-        """Adds tensors that have been in flight for long, as nothing else would tell of those that never complete."""
+        """Adds tensors that have been in flight for long: otherwise those that never complete would not be shown."""
         with self._watching:
             watched = self._watched.copy()
         for group, observer, _ in watched:
@@ -211,7 +211,7 @@ class Recording:
         self._bytes += sum(map(len, lines))
 
     def _write(self) -> None:
-        """Writes the texts, and measures the clock for those that follow."""
+        """Writes the texts, and measures the clock for the next ones."""
         lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             self._sink.append(",\n".join(lines).encode())

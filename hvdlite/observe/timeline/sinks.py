@@ -1,7 +1,7 @@
 """Where the events of a rank go: to a file of its own, or to hvdrun, which writes one file for all ranks.
 
-A rank calls hvdrun as it does in ``init`` (`hvdlite.net.calls`): each call is a question with events of one rank, and
-the answer says what hvdrun's clock shows. Ranks of other hosts use it to state their times by that clock.
+Each call to hvdrun (`hvdlite.net.calls`) is a question with events of one rank, and the answer has the time of hvdrun's
+clock. Ranks of other hosts use it to convert their times to that clock.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from hvdlite.net.calls import Unanswered, put
 from hvdlite.observe.timeline.file import MOST_BYTES, JsonArrayFile
 from hvdlite.scope import Scope
 
-_ANSWER_S: Final = 30.0  # an overloaded hvdrun may take some, and a job that goes on loses nothing
+_ANSWER_S: Final = 30.0  # an overloaded hvdrun may be slow, and waiting costs the job nothing
 _MOST_ANSWER: Final = 1024
 _FIRST_SAMPLES: Final = 5
 _DRIFT: Final = 1e-4  # of two clocks: twice that of a bad crystal
 
 
 class Over(Exception):
-    """The timeline has ended, and the user knows."""
+    """The timeline has ended, and that was reported."""
 
 
 class Sink(Protocol):
-    """For one thread. Messages call it ``name``."""
+    """For one thread. ``name`` is its name in messages."""
 
     name: str
 
     def shift(self) -> float:
-        """Returns what makes a time of the timeline of one of this host's monotonic clock. Raises as `append`."""
+        """Returns what to add to a time of this host's monotonic clock for the timeline. Raises as `append`."""
 
     def append(self, events: bytes) -> None:
         """Takes events, separated by commas and line ends. Raises OSError if it cannot, and Over."""
@@ -53,11 +53,11 @@ class OwnFile(JsonArrayFile):
 
 
 class Difference:
-    """How the clock of another host differs from the own one, from questions and answers.
+    """The difference between another host's clock and this host's, from questions and answers.
 
-    The answer contains what the other clock showed at some moment between question and answer. Half the time between
-    them bounds the error, and clocks drift apart afterwards. So the sample with the smallest sum of both counts.
-    ``shift`` added to a time of the own clock is the time of the other, with an error of ``error_s`` at most.
+    The answer contains the other clock's time at some moment between question and answer. Half the time between them
+    bounds the error, and clocks drift apart afterwards. The sample with the smallest sum of both counts. A time of this
+    host's clock plus ``shift`` is the other clock's time, with an error of at most ``error_s``.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Difference:
         self._at = 0.0
 
     def error_s(self, now: float) -> float:
-        """Returns the largest error at ``now``, by the own clock, in seconds."""
+        """Returns the largest error at ``now`` of this host's clock, in seconds."""
         return self._error_s + max(0.0, now - self._at) * _DRIFT
 
     def add(self, asked_at: float, answered_at: float, theirs: float) -> None:
-        """Takes in an answer: between two times of the own clock the other showed ``theirs``."""
+        """Adds a sample: between two times of this host's clock the other clock showed ``theirs``."""
         error_s = (answered_at - asked_at) / 2
         if error_s <= self.error_s(answered_at):
             self.shift = theirs - (asked_at + answered_at) / 2

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from hvdlite.groups.group import Group
+from hvdlite.groups.sets import Registry
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.observe.timeline.recording import Recording
@@ -18,21 +18,10 @@ DYNAMIC: Final = "DYNAMIC"
 """In place of a path: the timeline begins with the first call of ``start_timeline``."""
 
 
-class Groups(Protocol):
-    """The groups that this rank is in, by the number of their process set."""
-
-    @property
-    def groups(self) -> Mapping[int | None, Group]:
-        """The groups now."""
-
-    def watch(self, watcher: Callable[[int, Group], None]) -> None:
-        """Calls ``watcher`` with each of them, and with each that is added later."""
-
-
 class Switch:
     """The timeline of one session. For any thread."""
 
-    def __init__(self, world: Membership, sets: Groups) -> None:
+    def __init__(self, world: Membership, sets: Registry) -> None:
         self._world = world
         self._sets = sets
         self._recording: Recording | None = None
@@ -40,7 +29,7 @@ class Switch:
         sets.watch(self._watch)
 
     def obey(self, start: Start, setting: str, mark_cycles: bool) -> None:
-        """Starts as HVDLITE_TIMELINE says. If the file cannot be written, the user is told, and that is all."""
+        """Starts if HVDLITE_TIMELINE demands it. If the file cannot be written, logs a warning."""
         if start.timeline_address:
             secret = launchers_job(start).key("timeline")
             self._record(HvdrunsFile(setting, start.timeline_address, secret, self._world.number), mark_cycles)
@@ -51,7 +40,7 @@ class Switch:
                 logger.warning("there is no timeline: %s cannot be written: %s", error.filename, error.strerror)
 
     def start(self, path: str, mark_cycles: bool) -> None:
-        """Records to ``path`` from now on, each of several ranks to ``path.rankN``. An earlier recording ends.
+        """Records to ``path`` from now on, or with several ranks to ``path.rankN``. An earlier recording ends.
 
         Raises OSError if the file cannot be written.
         """

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hvdlite.control.liveness_listener import LivenessListener
-from hvdlite.control.liveness_probe import LivenessProbe
+from hvdlite.control.liveness_probe import LivenessListener, LivenessProbe
 from hvdlite.net.listening import endpoint
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.control.liveness_listener import LivenessListener
+from hvdlite.control.liveness_probe import LivenessListener
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Ready

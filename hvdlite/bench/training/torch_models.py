@@ -1,4 +1,7 @@
-"""What GPUs train in the benchmark: models of the usual sizes, on batches of noise."""
+"""What ``--train torch`` trains: models of the usual sizes, on batches of noise.
+
+Models have no dropout, so that all ranks compute the same.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,47 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hvdlite.bench.training.torch_model import Transformer
+from hvdlite.bench.training.figures import BATCH, TOKENS
 
 _CLASSES = 1000
-_TOKENS = 512
+_GPU_TOKENS = 512
 
 
 class Workload(NamedTuple):
-    """A model, and the batch of a rank: what the model takes, and the classes that it should find."""
+    """A model, and the batch of a rank: the model's input, and the classes that it should find."""
 
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]
     describes: str
+
+    def placed(self, rank: int, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+        """The model, the same in every process, and the batch of ``rank``, on ``device``."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            with torch.device("cpu"):
+                model = self.make_model()
+        inputs, classes = self.make_batch(torch.Generator().manual_seed(rank))
+        return model.to(device), inputs.to(device), classes.to(device)
+
+
+class Transformer(nn.Module):
+    """Logits of the next token, shape ``(batch, tokens, vocabulary)``, from tokens of shape ``(batch, tokens)``.
+
+    It needs no position embeddings, since causal attention distinguishes positions.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
+        hidden = self.layers(self.embedding(tokens), mask=mask, is_causal=True)
+        logits: torch.Tensor = self.output(hidden)
+        return logits
 
 
 class _Bottleneck(nn.Module):
@@ -88,22 +120,19 @@ def _rows(width: int) -> Callable[[torch.Generator], tuple[torch.Tensor, torch.T
     )
 
 
-WORKLOADS = {
+ON_CPUS = Workload(
+    lambda: Transformer(8000, 512, 6, 8), _text(8000, BATCH, TOKENS), f"batch {BATCH}×{TOKENS} tokens on each rank"
+)
+"""27,114,304 parameters in 75 tensors: 12 in each of six layers, the embedding, and the output's weight and bias."""
+
+ON_GPUS = {
     "resnet50": Workload(resnet50, _images, "ResNet-50, batch 32"),
     "transformer": Workload(
-        lambda: Transformer(26_000, 768, 12, 12), _text(26_000, 8, _TOKENS), f"125 M parameters, 8×{_TOKENS} tokens"
+        lambda: Transformer(26_000, 768, 12, 12),
+        _text(26_000, 8, _GPU_TOKENS),
+        f"125 M parameters, 8×{_GPU_TOKENS} tokens",
     ),
     "layers": Workload(lambda: _layers(1000, 256), _rows(256), "1,000 tensors"),
     "tiny": Workload(lambda: _layers(10, 8), _rows(8), "10 tensors"),
 }
 """By the name in the command line. *tiny* only shows that the benchmark works."""
-
-
-def on_gpu(workload: Workload, rank: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The model, the same on all ranks, and the batch of ``rank``, on the current GPU."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        with torch.device("cpu"):
-            model = workload.make_model()
-    inputs, classes = workload.make_batch(torch.Generator().manual_seed(rank))
-    return model.to("cuda"), inputs.to("cuda"), classes.to("cuda")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from hvdlite.bench.measuring.systems import Hvdlite, Tensor
 from hvdlite.planes.nccl import packing
 
-_OF_A_TENSOR = {"grouped": 0.0, "packed": math.inf}
-"""What another tensor in a group is taken to cost, by the name of the system."""
+WAYS: Final = {"grouped": 0.0, "packed": math.inf}
+"""What each further tensor of a group is taken to cost, by the name of the system."""
 
 
 class Fused(Hvdlite):
@@ -21,11 +22,8 @@ class Fused(Hvdlite):
 
     def allreduce_all(self, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         # All ranks come here before one of these tensors is launched, since it takes the submits of all.
-        usual, packing.TENSOR_US = packing.TENSOR_US, _OF_A_TENSOR[self.label]
+        usual, packing.TENSOR_US = packing.TENSOR_US, WAYS[self.label]
         try:
             super().allreduce_all(tensors, names)  # returns after the launch
         finally:
             packing.TENSOR_US = usual
-
-
-WAYS = tuple(_OF_A_TENSOR)

@@ -1,4 +1,4 @@
-"""Iterations on a GPU, from the call to the end of what the stream was given, by CUDA's events."""
+"""Iterations on a GPU, timed by CUDA's events: from the call to the end of its work on the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdlite.planes.nccl.library import dotted
 
 @dataclass(frozen=True)
 class OnGpu(Candidate):
-    """Work that the host gives to the current stream. Each iteration begins and ends with an idle stream."""
+    """Work on the current stream. Each iteration begins and ends with an idle stream."""
 
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

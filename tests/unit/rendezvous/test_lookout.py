@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from hvdlite.host.ancestor import environ_of
-from hvdlite.rendezvous.stopped import stopped_processes, stopped_ranks
+from hvdlite.rendezvous.lookout import stopped_processes, stopped_ranks
 from hvdlite.settings import Start
 from tests.harness.patience import until
 

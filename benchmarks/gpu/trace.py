@@ -14,8 +14,8 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.bench.measuring.report import Column, Group, Study, make_row
-from hvdlite.bench.training.with_gpus import stepper
-from hvdlite.bench.training.workloads import WORKLOADS, on_gpu
+from hvdlite.bench.training.torch_models import ON_GPUS
+from hvdlite.bench.training.with_torch import Steps
 from hvdlite.host.descriptors import write
 
 
@@ -35,12 +35,12 @@ def trace(model: str, precision: str, iterations: int, warmup: int, file: Path) 
         Column("min ms", 11, lambda row, group: f"{row.min_us / 1e3:.3f}"),
         Column("", 44, lambda row, group: row.op),
     ]
-    headline = f"what the host does in a step with {WORKLOADS[model].describes}, {precision}"
+    headline = f"what the host does in a step with {ON_GPUS[model].describes}, {precision}"
     return Study(headline, columns, _measure(model, precision, iterations, warmup, file))
 
 
 def _measure(name: str, precision: str, iterations: int, warmup: int, file: Path) -> Iterator[Group]:
-    model, *batch = on_gpu(WORKLOADS[name], hvd.rank())
+    model, *batch = ON_GPUS[name].placed(hvd.rank(), "cuda")
     spans: list[Span] = []
     begins: dict[nn.Parameter, float] = {}
 
@@ -56,7 +56,8 @@ def _measure(name: str, precision: str, iterations: int, warmup: int, file: Path
             lambda parameter, key=key: spans.append(Span(f"submit {key}", begins[parameter], time.perf_counter()))
         )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    step = stepper(model, optimizer, batch, precision, _spanned(spans, "backward", torch.autograd.backward))
+    backward = _spanned(spans, "backward", torch.autograd.backward)
+    step = Steps(ON_GPUS[name], "cuda", precision).step(model, optimizer, batch, backward)
     rows, inside = [], 0
     for _ in range(warmup + iterations):
         spans.clear()
@@ -66,15 +67,15 @@ def _measure(name: str, precision: str, iterations: int, warmup: int, file: Path
         given = time.perf_counter()
         torch.cuda.synchronize()
         spans += [Span("step", begin, given), Span("the GPU's rest", given, time.perf_counter())]
-        backward = next(span for span in spans if span.name == "backward")
+        _, began, ended = next(span for span in spans if span.name == "backward")
         submits = [span for span in spans if span.name.startswith("submit ")]
-        inside = sum(backward.begin <= span.begin and span.end <= backward.end for span in submits)
+        inside = sum(began <= span.begin and span.end <= ended for span in submits)
         taken = sum(span.end - span.begin for span in submits)
-        rows.append((backward.end - backward.begin, taken, given - backward.end, spans[-1].end - begin))
+        rows.append((ended - began, taken, given - ended, spans[-1].end - begin))
     if hvd.rank() == 0:
         write(file, _chrome(spans).encode())
-    said = [f"{len(begins)} gradients", f"{inside} of {len(submits)} inside backward", "until step returns", ""]
-    parts = zip(("backward", "submits", "after", "whole"), said, np.array(rows[warmup:]).T, strict=True)
+    notes = [f"{len(begins)} gradients", f"{inside} of {len(submits)} inside backward", "until step returns", ""]
+    parts = zip(("backward", "submits", "after", "whole"), notes, np.array(rows[warmup:]).T, strict=True)
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     yield {part: make_row(part, hvd.size(), what, precision, nbytes, times) for part, what, times in parts}
 

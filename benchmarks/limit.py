@@ -8,17 +8,18 @@ and write each rank's output.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 import hvdlite as hvd
 from hvdlite.bench.measuring.timing import Candidate
+from hvdlite.bench.sweep import Entrant, Work
 
 
-def memcpy(nbytes: int) -> Candidate:
-    """Copies ``nbytes`` on rank 0, while the other ranks sleep."""
+def memcpy(work: Work) -> Candidate:
+    """Copies as many bytes on rank 0, while the other ranks sleep."""
+    nbytes = work.moved
     if hvd.rank() != 0:
         return Candidate("memcpy", lambda: None, lambda: True)
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
@@ -35,9 +36,9 @@ def memcpy(nbytes: int) -> Candidate:
     return Candidate("memcpy", copy, is_right)
 
 
-def update(nbytes: int) -> Candidate:
-    """Adds one to each of ``nbytes``, on every rank."""
-    vector = np.zeros(nbytes, np.uint8)
+def update(work: Work) -> Candidate:
+    """Adds one to each byte of as many, on every rank."""
+    vector = np.zeros(work.moved, np.uint8)
     add = partial(np.add, vector, np.uint8(1), out=vector)
 
     def is_right() -> bool:
@@ -48,5 +49,5 @@ def update(nbytes: int) -> Candidate:
     return Candidate("update", add, is_right)
 
 
-LIMITS: dict[str, Callable[[int], Candidate]] = {"memcpy": memcpy, "update": update}
-"""Makers of candidates for a number of bytes, by label."""
+LIMITS: dict[str, Entrant] = {"memcpy": memcpy, "update": update}
+"""By label."""
