@@ -53,7 +53,8 @@ def test_two_networks_in_process_sets(ranks: int) -> None:
 
 
 def test_normalization_over_four_ranks() -> None:
-    assert "with 4 rank(s)" in forked(4, "torch_sync_batch_norm", "--epochs", "1", "--target", "0.85")
+    options = ("--epochs", "1", "--batch-size", "4", "--target", "0.85")
+    assert "with 4 rank(s)" in forked(4, "torch_sync_batch_norm", *options)
 
 
 @pytest.mark.parametrize("ranks", [2, *also(1)])
