@@ -10,6 +10,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,14 @@ settings.load_profile("busy machine")
 def pytest_collection_finish() -> None:
     """Leaves what is there before the first test out of garbage collections, which tests ask for by the hundred."""
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Shares the files of ``--dist loadfile``; without xdist nobody asks."""
+    from tests.harness.sharing import TorchTogether
+
+    return TorchTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

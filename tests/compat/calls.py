@@ -26,7 +26,7 @@ def where() -> dict[str, str]:
 
 
 def large() -> np.ndarray[Any, Any]:
-    return np.full(5_000_000, float(os.environ["HVDLITE_RANK"]))
+    return np.full(1_000_000, float(os.environ["HVDLITE_RANK"]))
 
 
 def endless_numbers() -> Iterator[int]:
@@ -34,7 +34,7 @@ def endless_numbers() -> Iterator[int]:
 
 
 def nest() -> list[tuple[int, int, float]]:
-    return run(add_up, (1.0,), np=2)
+    return run(add_up, (1.0,))
 
 
 def on_rank_one(what: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvdlite.compat import FALLBACK
-from tests.compat.test_names import OURS, python, real
-
-__all__ = ["real"]
+from tests.compat.asking import forked, python
+from tests.compat.test_names import OURS
+from tests.harness.forkserver import TORCH
 
 _SHOW = "import horovod; print(getattr(horovod, '__version__', None), horovod.run)"
 _ASK = """
@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
 """
 
 
+@pytest.mark.usefixtures("torch_fork_server")
 def test_the_modules_are_those_of_hvdlite_but_for_what_begins_with_init() -> None:
     program = f"""
 import importlib, os, sys
@@ -77,7 +78,7 @@ assert hvdlite.session.current().options.stall_check_time_seconds == 60
 hvd.shutdown()
 print(hvdlite.is_initialized())
 """
-    assert python("-c", program, PYTHONPATH=FALLBACK) == "False"
+    assert forked(program, FALLBACK, server=TORCH) == "False"
 
 
 def test_another_horovod_comes_first_wherever_it_is(real: Path, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_another_horovod_comes_first_wherever_it_is(real: Path, tmp_path: Path) 
 def test_a_broken_horovod_stays_broken(real: Path) -> None:
     (real / "horovod/__init__.py").write_text("import nosuchmodule")
     program = "try:\n    import horovod\nexcept ImportError as error:\n    print(error.name)"
-    assert python("-c", program, PYTHONPATH=f"{FALLBACK}:{real}") == "nosuchmodule"
+    assert forked(program, f"{FALLBACK}:{real}") == "nosuchmodule"
 
 
 def test_a_folder_of_that_name_keeps_its_modules(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_package_that_would_choose_horovod_unasked_does_not_find_it(tmp_path: 
         "    is_available = False\n"
     )
     program = f"import pytorch_lightning; print(pytorch_lightning.strategies.horovod.is_available)\n{_SHOW}"
-    told = python("-c", program, PYTHONPATH=f"{FALLBACK}:{tmp_path}")
+    told = forked(program, f"{FALLBACK}:{tmp_path}")
     assert told.startswith("False\n0.28.1 <function run")
 
 
@@ -143,7 +144,7 @@ try:
 except importlib.metadata.PackageNotFoundError as error:
     print(error.name)
 """
-    assert python("-c", program, PYTHONPATH=FALLBACK) == "horovod"
+    assert forked(program, FALLBACK) == "horovod"
 
 
 def test_a_program_may_ask_for_the_name_after_it_was_found() -> None:
@@ -158,16 +159,18 @@ except ValueError as error:
 hvdlite.init()
 print(horovod.common.basics.HorovodBasics().size())
 """
-    told = python("-c", program, PYTHONPATH=FALLBACK)
+    told = forked(program, FALLBACK)
     assert told == "Horovod has not been initialized; call hvd.init() first\n1"
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_children_inherit_it(method: str) -> None:
-    program = f"""
+def test_children_inherit_it() -> None:
+    program = """
 import horovod.common, multiprocessing
 if __name__ == "__main__":
-    child = multiprocessing.get_context("{method}").Process(target=__import__, args=("horovod.common.basics",))
-    child.start(); child.join(); print(child.exitcode)
+    for method in ("spawn", "forkserver"):
+        child = multiprocessing.get_context(method).Process(target=__import__, args=("horovod.common.basics",))
+        child.start()
+        child.join()
+        print(child.exitcode)
 """
-    assert python("-c", program, PYTHONPATH=FALLBACK) == "0"
+    assert python("-c", program, PYTHONPATH=FALLBACK).split() == ["0", "0"]

@@ -93,9 +93,8 @@ def test_a_script_may_send_its_own_functions_and_classes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("way", ["-c", "-"])
 def test_a_program_without_a_file_needs_cloudpickle(way: str) -> None:
-    program = "from hvdlite.running import run\ndef three():\n    return 3\nprint(run(three))\n"
     pytest.importorskip("cloudpickle")
-    ended = _python_without_file(way, program)
+    program = "import sys\nfrom hvdlite.running import run\ndef three():\n    return 3\nprint(run(three))\n"
+    ended = _python_without_file(way, f"{program}sys.modules['cloudpickle'] = None\nrun(three)\n")
     assert ended.stdout == "[3]\n", ended.stderr
-    ended = _python_without_file(way, f"import sys; sys.modules['cloudpickle'] = None\n{program}")
     assert "it is defined in no file that a worker could import. Define it at the top" in ended.stderr

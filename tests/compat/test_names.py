@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hvdlite.compat import FOLDER, python_path
 from hvdlite.compat.names import MODULES
-from tests.harness.patience import PATIENCE_S
+from tests.compat.asking import INSTALL, forked, python
+from tests.harness.forkserver import TORCH
 
-INSTALL = "from hvdlite.compat import install_as_horovod; install_as_horovod()\n"
 OF_OTHERS = ("horovod.tensorflow", "horovod.keras")  # which tests/tensorflow has
 OURS = {name: lent for name, lent in MODULES.items() if not name.startswith(OF_OTHERS)}
-
-
-def python(*arguments: str, **environ: str) -> str:
-    """Returns the output of a fresh interpreter. Fails with its errors if it fails."""
-    ended = subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Path:
-    """A folder with something else that is called horovod."""
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod/__init__.py").write_text("run = 'the other one'\n")
-    return tmp_path
-
-
-def test_every_module_is_found_and_is_the_one_of_the_table() -> None:
-    program = f"""
+_EVERY_MODULE = f"""
 import importlib, sys
 for name, lent in {OURS!r}.items():
     module = importlib.import_module(name)
@@ -53,13 +30,17 @@ from horovod import run
 from horovod.runner import run as same
 assert hvd is also and hvd is horovod.torch and run is same and horovod.__version__ == "0.28.1"
 """
-    python("-c", INSTALL + program)
-    python("-c", program, PYTHONPATH=FOLDER)
+
+
+@pytest.mark.usefixtures("torch_fork_server")
+@pytest.mark.parametrize(("first", "path"), [(INSTALL, ""), ("", FOLDER)], ids=["installed", "on the path"])
+def test_every_module_is_found_and_is_the_one_of_the_table(first: str, path: str) -> None:
+    forked(first + _EVERY_MODULE, path, server=TORCH)
 
 
 def test_installing_twice_changes_nothing() -> None:
     program = "import sys; print(sys.meta_path, sys.path)\ninstall_as_horovod(); print(sys.meta_path, sys.path)"
-    first, second = python("-c", INSTALL + program).splitlines()
+    first, second = forked(INSTALL + program).splitlines()
     assert first == second
 
 
@@ -72,18 +53,20 @@ def test_importing_hvdlite_alone_changes_nothing(real: Path) -> None:
 
 
 _PRINTS = "import horovod; print(horovod.__version__)"
-_WAYS = {
-    "subprocess": f"subprocess.run([sys.executable, '-c', {_PRINTS!r}], check=True)",
-    "shell": f"os.system(f'cd /; {{shlex.quote(sys.executable)}} -c \"{_PRINTS}\"')",
-    "spawn": "child = multiprocessing.get_context('spawn').Process(target=__import__, args=('horovod.torch',)); "
-    "child.start(); child.join(); print('0.28.1' if child.exitcode == 0 else 'failed')",
-}
+_CHILDREN = f"""
+import multiprocessing, os, shlex, subprocess, sys
+if __name__ == "__main__":
+    subprocess.run([sys.executable, "-c", {_PRINTS!r}], check=True)
+    os.system(f'cd /; {{shlex.quote(sys.executable)}} -c "{_PRINTS}"')
+    child = multiprocessing.get_context("spawn").Process(target=__import__, args=("horovod.common.basics",))
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_children_inherit_it_however_they_are_started(way: str, real: Path) -> None:
-    program = f"{INSTALL}import multiprocessing, os, shlex, subprocess, sys\nif __name__ == '__main__': {_WAYS[way]}\n"
-    assert python("-c", program, PYTHONPATH=str(real)) == "0.28.1"
+def test_children_inherit_it_however_they_are_started(real: Path) -> None:
+    assert python("-c", INSTALL + _CHILDREN, PYTHONPATH=str(real)).split() == ["0.28.1", "0.28.1", "0"]
 
 
 def test_an_installed_horovod_comes_second_and_stays_for_others(real: Path) -> None:
@@ -102,22 +85,28 @@ except ImportError as error:
     assert dict(os.environ) == before
     print(error)
 """
-    assert "before the first import of horovod" in python("-c", program, PYTHONPATH=str(real))
+    assert "before the first import of horovod" in forked(program, str(real))
 
 
-@pytest.mark.parametrize(
-    "statement", ["import horovod.mxnet", "from horovod import mxnet", "import horovod.torch.tensors"]
-)
-def test_what_is_not_there_says_what_is(statement: str) -> None:
-    program = f"{INSTALL}try:\n    {statement}\nexcept ModuleNotFoundError as error:\n    print(error)"
-    told = python("-c", program)
-    assert told.startswith(f"no module 'horovod.{'torch.tensors' if 'tensors' in statement else 'mxnet'}'")
-    if "tensors" in statement:
-        assert told.endswith(
-            "has compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm in horovod.torch"
-        )
-    else:
-        assert told.endswith("has common, keras, ray, runner, spark, tensorflow, torch in horovod")
+_MISSING = """
+for statement in ("import horovod.mxnet", "from horovod import mxnet", "import horovod.torch.tensors"):
+    try:
+        exec(statement)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+@pytest.mark.usefixtures("torch_fork_server")
+def test_what_is_not_there_says_what_is() -> None:
+    imported, taken, below_torch = forked(INSTALL + _MISSING, server=TORCH).splitlines()
+    assert imported == taken
+    assert taken.startswith("no module 'horovod.mxnet'")
+    assert taken.endswith("has common, keras, ray, runner, spark, tensorflow, torch in horovod")
+    assert below_torch.startswith("no module 'horovod.torch.tensors'")
+    assert below_torch.endswith(
+        "has compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm in horovod.torch"
+    )
 
 
 @pytest.mark.parametrize(

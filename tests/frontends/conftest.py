@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.frontends.scenarios import Report, launch
 from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
+
+torch.set_num_threads(1)  # jobs of one run here, beside other tests
 
 
 @pytest.fixture(autouse=True, scope="session")

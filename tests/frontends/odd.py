@@ -221,12 +221,6 @@ ODD: dict[str, Odd] = {
         lambda rank: torch.masked.masked_tensor(values(rank, 4), torch.tensor([True, False] * 2)),
         "no memory of its own",
     ),
-    "DTensor, replicated": Odd(lambda rank: distributed(values(rank, 4), "replicate"), "pass tensor.to_local()"),
-    "DTensor, sharded": Odd(lambda rank: distributed(values(rank, 4), "shard"), "pass tensor.to_local()"),
-    "DTensor, parameter": Odd(
-        lambda rank: torch.nn.Parameter(distributed(values(rank, 4), "shard")), "pass tensor.to_local()"
-    ),
-    "of fully_shard": Odd(lambda rank: distributed(values(rank, 4), "fully_shard"), "pass tensor.to_local()"),
     "in vmap": Odd(lambda rank: in_transform("vmap", values(rank, 2, 4)), "inside torch.func"),
     "in functionalize": Odd(lambda rank: in_transform("functionalize", values(rank, 4)), "inside torch.func"),
     "functional": Odd(lambda rank: torch._to_functional_tensor(values(rank, 4)), "has no memory"),
@@ -266,6 +260,13 @@ ODD: dict[str, Odd] = {
     "list": Odd(lambda rank: [1.0], "list"),  # type: ignore[arg-type,return-value]
     "array": Odd(lambda rank: np.ones(4), "ndarray"),  # type: ignore[arg-type,return-value]
     "storage": Odd(lambda rank: values(rank, 4).untyped_storage(), "UntypedStorage"),  # type: ignore[arg-type,return-value]
+    # distributed by torch, and so last: from then on each DistributedOptimizer looks for DDP's modules
+    "DTensor, replicated": Odd(lambda rank: distributed(values(rank, 4), "replicate"), "pass tensor.to_local()"),
+    "DTensor, sharded": Odd(lambda rank: distributed(values(rank, 4), "shard"), "pass tensor.to_local()"),
+    "DTensor, parameter": Odd(
+        lambda rank: torch.nn.Parameter(distributed(values(rank, 4), "shard")), "pass tensor.to_local()"
+    ),
+    "of fully_shard": Odd(lambda rank: distributed(values(rank, 4), "fully_shard"), "pass tensor.to_local()"),
 }
 
 

@@ -201,7 +201,7 @@ def test_torch_as_horovod(report: Report, name: str) -> None:
 
 def test_the_launcher_is_a_module_that_runs() -> None:
     """As in ``python -m horovod.runner.launch -np 2 python train.py``."""
-    program = "import horovod.torch as hvd; hvd.init(); print(hvd.size()); hvd.shutdown()"
+    program = "from horovod.common.basics import HorovodBasics; hvd = HorovodBasics(); hvd.init(); print(hvd.size())"
     command = ["-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", program]
     ended = subprocess.run(
         [sys.executable, *command],

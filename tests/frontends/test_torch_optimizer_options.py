@@ -16,7 +16,7 @@ from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 STEPS = 10
 BATCH = 4
 WORDS = 12
-scenario = Scenarios(ranks=[1, 2, 3, 4])
+scenario = Scenarios(ranks=[1, 2, 3, pytest.param(4, marks=pytest.mark.faults)])
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -62,7 +62,7 @@ def compare(
 
     own = [hvd.rank()] if hvd.rank() not in members else list(members)
     together = zip(words[:, own].flatten(1, 2), targets[:, own].flatten(1, 2), strict=True)
-    train(alone, sgd(alone.parameters()), together)
+    train(alone, optimizer(alone.parameters()), together)
     if callable(options.get("groups")):
         options["groups"] = options["groups"](shared)
     wrapped = hvd.DistributedOptimizer(
@@ -73,6 +73,17 @@ def compare(
     for name, expected in alone.state_dict().items():
         assert not torch.allclose(expected, first[name], atol=1e-2)
         assert_close(shared.state_dict()[name], expected, tolerance)
+    if ranks is None:
+        weights = torch.cat([parameter.detach().flatten() for parameter in shared.parameters()])
+        everywhere = hvd.allgather(weights.unsqueeze(0))
+        assert all(torch.equal(copied, everywhere[0]) for copied in everywhere)
+
+
+@scenario
+def other_optimizers() -> None:
+    compare(optimizer=lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-3))
+    compare(optimizer=lambda weights: torch.optim.Adam(weights, lr=0.01, weight_decay=1e-3), tolerance=2e-4)
+    compare(optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.01, amsgrad=True), tolerance=2e-4)
 
 
 @scenario

@@ -79,7 +79,3 @@ def in_a_process_set() -> None:
 
 def test_torch_optimizer_state(report: Report, name: str) -> None:
     assert report[name] == ""
-
-
-def test_none_of_torchs_optimizers_is_left_out() -> None:
-    assert {"Muon", "SparseAdam", "Adafactor", "SGD", "LBFGS"} <= set(OPTIMIZERS)

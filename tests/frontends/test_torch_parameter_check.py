@@ -23,7 +23,7 @@ from tests.frontends.scenarios import Report, Scenarios
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 
-scenario = Scenarios(ranks=[1, 2, 3, 4])
+scenario = Scenarios(ranks=[1, 2, 3, pytest.param(4, marks=pytest.mark.faults)])
 STEPS = 3
 
 
