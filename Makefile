@@ -65,7 +65,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run the tests of the core and of PyTorch
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about eight minutes on two cores'
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
 
 test-compile: export PYTHONDONTWRITEBYTECODE =
@@ -121,8 +121,9 @@ test-busy: $(VENV)/.for-development native ## run all tests but those of other f
 	@$(SAY) 'running the tests beside processes that keep the cores busy: about half an hour on two cores'
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS) $(addprefix --ignore=,$(OTHER_FRAMEWORKS))
 
-test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
-	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security tests/multiproc/test_interrupted_sessions.py $(PYTEST_ARGS)
+test-faults: $(VENV)/.for-development native ## run all tests of several hosts, faults and attacks, and the cases that test leaves out
+	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m faults tests/compat tests/frontends tests/multiproc $(PYTEST_ARGS)
 
 soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)

@@ -23,19 +23,21 @@ for step in range(1000):
         {failure}
 """
 
-FAILURES = {
-    "exception": ("raise KeyError('a bug of mine')", 1, "a bug of mine"),
-    "exit code": ("sys.exit(7)", 7, "ended with code 7"),
-    "quick exit": ("import os; os._exit(9)", 9, "ended with code 9"),
-}
 
-
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("culprit", [0, 1, 2])
-def test_the_culprit_is_named_and_not_a_victim(tmp_path: Path, failure: str, culprit: int) -> None:
-    statement, code, hint = FAILURES[failure]
+@pytest.mark.parametrize(
+    ("culprit", "failure", "code", "hint"),
+    [
+        (0, "raise KeyError('a bug of mine')", 1, "a bug of mine"),
+        (1, "sys.exit(7)", 7, "ended with code 7"),
+        (2, "import os; os._exit(9)", 9, "ended with code 9"),
+    ],
+    ids=["exception", "exit code", "quick exit"],
+)
+def test_the_culprit_is_named_and_not_a_victim(
+    tmp_path: Path, culprit: int, failure: str, code: int, hint: str
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text(_PROGRAM.format(culprit=culprit, failure=statement))
+    script.write_text(_PROGRAM.format(culprit=culprit, failure=failure))
     ended = run("-np", "3", sys.executable, str(script))
     assert ended.returncode == code, ended.stderr
     box = ended.stderr[ended.stderr.index("+-- hvdrun") :]

@@ -324,7 +324,9 @@ READERS: Mapping[str, Reader] = {
         ValueError,
     ),
     "answers with black boxes": Reader(
-        [packed(0, bytes(memory_with(b"{}")))], lambda text: unpacked(parse(text), "far"), ValueError
+        [cast(Any, packed(0, bytes(memory_with(b"{}"))))._asdict()],
+        lambda text: unpacked(parse(text), "far"),
+        ValueError,
     ),
     "facts of stalls": Reader([{"seconds": 9.0, "waits": [WAIT], "circle": [[0, "a"]]}], read_facts, ValueError),
 }

@@ -20,7 +20,8 @@ from tests.harness import ProcessRanks, pause_at, reached
 SIZE = 4
 TWO_HOSTS = {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(SIZE)}
 ELEMENTS = 1 << 16
-REST_S = 0.005  # between two steps: four ranks without a pause take the cores from all other tests
+WARM_STEPS = 100  # after them memory grows no more
+REST_S = 0.02  # between two steps after those: four ranks without a pause take the cores from all other tests
 MARK = 1234.5  # every element of what rank 0 contributes; 2**16 of them are hard to overlook in a capture
 
 
@@ -43,16 +44,17 @@ def reduce_until_released() -> dict[str, float]:
         wrong += not (tensor == MARK * hvd.size() + sum(range(hvd.size()))).all()
         steps += 1
         longest_s, began = max(longest_s, time.monotonic() - began), time.monotonic()
-        if steps == 100:
+        if steps == WARM_STEPS:
             base = process.memory_info().rss
             threading.Thread(target=wait_for_release, daemon=True).start()
             reached("running")
-        has_been_released.wait(REST_S)
+        if steps >= WARM_STEPS:
+            has_been_released.wait(REST_S)
     return {"steps": steps, "wrong": wrong, "grown": process.memory_info().rss - base, "longest_s": longest_s}
 
 
 class Report(NamedTuple):
-    """One rank's last line: steps, wrong sums, bytes that memory grew since step 100, the longest step."""
+    """One rank's last line: steps, wrong sums, bytes that memory grew since `WARM_STEPS`, the longest step."""
 
     steps: int
     wrong: int
