@@ -14,7 +14,6 @@ from tests.harness.forkserver import ForkServer
 from tests.harness.scenarios import Report, joined
 
 _ONLY_FOR_CPUS: Final[dict[str, set[str]]] = {
-    "equivalence": set(),
     "gradients": set(),
     "autograd": set(),
     "broadcasting": {"objects_from_every_root"},

@@ -8,5 +8,5 @@ from tests.gpu.test_torch_scenarios import pytest_generate_tests as pytest_gener
 from tests.gpu.test_torch_scenarios import report as report
 from tests.gpu.test_torch_scenarios import test_scenario as test_scenario
 
-MODULES: Final = ("equivalence", "gradients", "collectives", "join")
+MODULES: Final = ("optimizer_options", "gradients", "collectives", "join")
 PLANE: Final = "staged"
