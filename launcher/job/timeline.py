@@ -112,7 +112,7 @@ class Timeline:
         except OSError as error:
             self._file.close()
             self._file = None
-            self._say(f"the timeline {self._path} ends here, and the job goes on without it: {error.strerror}")
+            self._say(f"the timeline {self._path} ends here, and the job continues without it: {error.strerror}")
         now = time.monotonic()
         self._due = now + max(_INTERVAL_S, _SHARE * (now - begun))
 

@@ -82,7 +82,7 @@ def independent_collectives_of_one_function_are_in_flight_at_once_and_travel_tog
                 time.sleep(0.001)
         for number, result in enumerate(call.result()):
             assert_close(result, tf.fill([2], float(number * hvd.size())))
-        assert 1 <= everyone.statistics().batches - before <= 6
+        assert 1 <= everyone.statistics().batches - before < 12
 
 
 @scenario
@@ -146,8 +146,8 @@ def a_result_that_only_one_rank_uses() -> None:
     for choice in ("compiled", "numpy"):
         with through(choice):
             result = tf.function(program)(tf.ones(2))
-            assert in_flight().find("for one") is None
-            assert in_flight().find("for nobody") is None
+            assert "for one" not in names_in_flight()
+            assert "for nobody" not in names_in_flight()
             assert_close(result, tf.fill([2], float(hvd.size()) if hvd.rank() == 0 else 1.0))
             with pytest.raises(tf.errors.InvalidArgumentError, match="shape of tensor 'uneven for nobody'"):
                 tf.function(uneven)(tf.ones(2))
@@ -339,13 +339,17 @@ def a_start_that_is_interrupted_ends_its_graph() -> None:
 
 def fails_while_its_collective_waits(function: Any) -> None:
     """Calls ``function``, whose collective needs the other ranks, until it has failed after it had started that."""
-    while in_flight().find("one name") is None:
+    while "one name" not in names_in_flight():
         with pytest.raises(tf.errors.InvalidArgumentError):
             function(tf.ones(3), tf.fill((300, 300), np.nan))
 
 
 def in_flight() -> Any:
     return group_of(hvd.global_process_set)._in_flight
+
+
+def names_in_flight() -> list[str]:
+    return [entry.name for entry in in_flight().all()]
 
 
 @scenario
