@@ -90,7 +90,7 @@ def test_it_can_be_loaded_at_any_instant_and_after_a_kill(
         str(tmp_path),
         "10000000",
     ) as hvdrun:
-        until(path.exists)
+        until(lambda: path.exists() and path.stat().st_size > 0)
         until(lambda: _ranks(path) == {0, 1})
         for _ in range(20):
             _load(path)
