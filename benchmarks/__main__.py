@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from benchmarks.limit import LIMITS
 from benchmarks.mpi.libraries import DTYPES, LIBRARIES
 from benchmarks.mpi.peers import WORDS, open_jobs
 from hvdlite.bench.cli import JSON, MARKDOWN, SWEEP, TIMING, run_command, run_study, with_options
+from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.peers import open_systems, parse_peers, require_dtype, require_gpu, tensor_type
 from hvdlite.bench.sweep import entrants, sweep
 
@@ -21,7 +21,6 @@ from hvdlite.bench.sweep import entrants, sweep
 @with_options(*SWEEP, *TIMING)
 @click.option("--compare", "peers", multiple=True, metavar="LIST",
               help="Measure these as well, in turns with hvdlite: gloo, impi, openmpi, or mpi for both.")  # fmt: skip
-@click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
 @with_options(JSON, MARKDOWN)
 def beside(
     sizes: tuple[int, ...],
@@ -29,10 +28,10 @@ def beside(
     dtype: str,
     plane: str | None,
     registers: bool,
+    shows_limit: bool,
     iterations: int | None,
     warmup: int,
     peers: tuple[str, ...],
-    shows_limit: bool,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:

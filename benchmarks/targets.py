@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 import click
 
 import hvdlite as hvd
-from benchmarks.limit import LIMITS
 from benchmarks.mpi.libraries import DTYPES as MPI_DTYPES
 from benchmarks.mpi.libraries import LIBRARIES
 from benchmarks.mpi.peers import open_jobs
 from hvdlite.bench.cli import MARKDOWN, TIMING, run_command, run_study, with_options
+from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.measuring.report import Column, Group, Row, Study
 from hvdlite.bench.measuring.systems import OWN, TensorType
 from hvdlite.bench.peers import open_systems, require_torch

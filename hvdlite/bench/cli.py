@@ -18,6 +18,7 @@ import click
 from click.core import ParameterSource
 
 import hvdlite as hvd
+from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.many import many
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.report import Group, Study, heading, lines, to_json, to_markdown
@@ -44,10 +45,13 @@ STEPS = 20
 MODELS = ("resnet50", "transformer", "layers", "tiny")
 PRECISIONS = ("float32", "bfloat16")
 _IGNORED = {
-    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered"},
-    "--many": {"--sizes", "--op"},
+    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
+    "--many": {"--sizes", "--op", "--limit"},
+    "--parts": {"--op", "--compare", "--registered", "--limit"},
 }
 """By mode: the options that it does not take."""
+_ON_GPUS = {"--fuse": "--many", "--model": "--train", "--parts": "", "--precision": "--train", "--trace": "--train"}
+"""The options that need a GPU, and the mode that each needs."""
 
 
 class Parsed(click.ParamType[Any]):
@@ -78,6 +82,7 @@ SWEEP = (
                  help=f"One of {', '.join(_DTYPES)}."),
     click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides."),
     click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too."),
+    click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce."),
 )  # fmt: skip
 TIMING = (
     click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
@@ -103,6 +108,8 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
               "sources, also impi, openmpi, or mpi for both.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the tensors are.")  # fmt: skip
+@click.option("--fuse", "fuses", is_flag=True, help="With --many on GPUs: measure both ways to fuse, too.")
+@click.option("--parts", "shows_parts", is_flag=True, help="What a blocking all-reduce on a GPU consists of.")
 @click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "framework", is_flag=False, flag_value="torch", type=click.Choice(["torch", "keras"]),
@@ -112,6 +119,8 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
               help="What --train trains on GPUs.")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True,
               help="What --train computes in on GPUs, bfloat16 by autocast.")  # fmt: skip
+@click.option("--trace", "trace_file", type=Parsed("FILE", report_file),
+              help="With --train on GPUs: write where in a step the host submits, for chrome://tracing.")  # fmt: skip
 @with_options(JSON, MARKDOWN)
 @click.pass_context
 def bench(
@@ -124,35 +133,41 @@ def bench(
     plane: str | None,
     peers: tuple[str, ...],
     registers: bool,
+    shows_limit: bool,
+    fuses: bool,
+    shows_parts: bool,
     step: tuple[int, int] | None,
     framework: str | None,
     model: str,
     precision: str,
+    trace_file: Path | None,
     device: str,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, trains_on_gpus=framework is not None and device == "cuda")
+    _refuse_ignored(context, device)
     labels = parse_peers(peers)
     if framework == "torch":
-        labels = peers_of_training(device)
+        labels = [] if trace_file is not None else peers_of_training(device)  # a trace shows hvdlite alone
     elif framework == "keras":
         require_keras("--train keras")
     kind = tensor_type(dtype, labels, device, "--train" if framework else "")
     require_gpu(labels, device == "cuda")
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(labels, kind, registers) as systems:
+    with open_systems(labels, kind, registers, fuses) as systems:
         notes: list[str] = []
         if device == "cuda":
             notes = importlib.import_module("hvdlite.bench.measuring.on_gpu").use_own_gpu()
         if framework is not None:
-            study = _training(framework, device, model, precision, iterations or STEPS, warmup)
+            study = _training(framework, device, model, precision, trace_file, iterations or STEPS, warmup)
+        elif shows_parts:
+            study = importlib.import_module("hvdlite.bench.gpu.parts").parts(kind, sizes, iterations, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or STEPS, warmup)
         else:
-            study = sweep(entrants(systems), kind, op, sizes, iterations, warmup)
+            study = sweep(entrants(systems) | (LIMITS if shows_limit else {}), kind, op, sizes, iterations, warmup)
         run_study(study, notes, json_file, markdown_file)
 
 
@@ -182,8 +197,8 @@ def run_command(command: click.Command, module: str, arguments: Sequence[str] | 
     return 0
 
 
-def _refuse_ignored(context: click.Context, trains_on_gpus: bool) -> None:
-    """Raises UsageError for two modes, and for options that the chosen mode would ignore."""
+def _refuse_ignored(context: click.Context, device: str) -> None:
+    """Raises UsageError for two modes, and for options that the chosen mode or ``device`` would ignore."""
     given = {
         parameter.opts[0]
         for parameter in context.command.params
@@ -195,16 +210,22 @@ def _refuse_ignored(context: click.Context, trains_on_gpus: bool) -> None:
     for mode in modes:
         if ignored := given & _IGNORED[mode]:
             raise click.UsageError(f"{min(ignored)} means nothing with {mode}; leave it out.")
-    if not trains_on_gpus and (ignored := given & {"--model", "--precision"}):
-        raise click.UsageError(f"{min(ignored)} needs --train on --device cuda.")
+    for option in sorted(given & _ON_GPUS.keys()):
+        mode = _ON_GPUS[option]
+        if device != "cuda" or (mode and mode not in given):
+            raise click.UsageError(f"{option} needs {mode and f'{mode} on '}--device cuda.")
 
 
-def _training(framework: str, device: str, model: str, precision: str, steps: int, warmup: int) -> Study:
+def _training(
+    framework: str, device: str, model: str, precision: str, trace_file: Path | None, steps: int, warmup: int
+) -> Study:
     module = importlib.import_module(f"hvdlite.bench.training.with_{framework}")
-    if framework == "torch" and device == "cuda":
-        study: Study = module.train_on_gpus(model, precision, steps, warmup)
+    if framework != "torch" or device != "cuda":
+        study: Study = module.train(steps, warmup)
+    elif trace_file is None:
+        study = module.train_on_gpus(model, precision, steps, warmup)
     else:
-        study = module.train(steps, warmup)
+        study = importlib.import_module("hvdlite.bench.gpu.trace").trace(model, precision, steps, warmup, trace_file)
     return study
 
 

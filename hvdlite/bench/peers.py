@@ -94,12 +94,18 @@ def require_dtype(dtype: str, dtypes: frozenset[str], system: str) -> None:
 
 
 @contextmanager
-def open_systems(others: Sequence[str], kind: TensorType, registers: bool) -> Iterator[list[System]]:
-    """Opens hvdlite, twice if it ``registers`` memory too, and the ``others``; closes all on leaving."""
+def open_systems(
+    others: Sequence[str], kind: TensorType, registers: bool, fuses: bool = False
+) -> Iterator[list[System]]:
+    """Opens hvdlite, also as it ``registers`` memory and ``fuses`` in each way, and the ``others``; closes all."""
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
         own: list[System] = [Hvdlite(kind.uses_torch), *([Registered(kind.uses_torch)] if registers else [])]
+        if fuses:
+            from hvdlite.bench.gpu.fusion import WAYS, Fused  # it imports torch
+
+            own += map(Fused, WAYS)
         if others:
             from hvdlite.bench.distributed import open_distributed  # it imports torch
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import main as take_apart
 from hvdlite.bench.cli import main
 from hvdlite.bench.measuring.report import Row
 from tests.gpu.torch_fake.ranks import with_gpus
@@ -22,15 +20,8 @@ def _bench(options: tuple[str, ...]) -> int:
     return main([*options, "--device", "cuda"])
 
 
-def _take_apart(options: tuple[str, ...]) -> int:
-    with_gpus()
-    return take_apart(options)
-
-
-def _measured(
-    server: ForkServer, file: Path, *options: str, bench: Callable[[tuple[str, ...]], int] = _bench
-) -> list[Row]:
-    outcomes = process_ranks(2, bench, (*options, "--json", str(file)), server=server)
+def _measured(server: ForkServer, file: Path, *options: str) -> list[Row]:
+    outcomes = process_ranks(2, _bench, (*options, "--json", str(file)), server=server)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output
     return rows_of(file, [line for line in outcomes[0].output.splitlines() if not line.startswith("# GPU")])
 
@@ -39,7 +30,8 @@ def _measured(
     ("options", "systems"),
     [
         (("--sizes", "1K,64K", "--iters", "3"), ["hvdlite"] * 2),
-        (("--many", "20", "4K", "--iters", "2"), ["hvdlite"]),
+        (("--many", "20", "4K", "--fuse", "--iters", "2"), ["hvdlite", "grouped", "packed"]),
+        (("--parts", "--sizes", "1K", "--iters", "3"), ["submit", "negotiate", "launch", "return", "kernel", "whole"]),
         (("--train", "--model", "tiny", "--iters", "2", "--precision", "bfloat16"), ["bare", "hvdlite"]),
     ],
 )
@@ -49,24 +41,10 @@ def test_modes(options: tuple[str, ...], systems: list[str], torch_ranks: ForkSe
     assert all(row.median_us >= 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "systems"),
-    [
-        (("fusion", "20", "4K", "--iters", "2"), ["hvdlite", "grouped", "packed"]),
-        (("parts", "--sizes", "1K", "--iters", "3"), ["submit", "negotiate", "launch", "return", "kernel", "whole"]),
-    ],
-)
-def test_calls_are_taken_apart(
-    arguments: tuple[str, ...], systems: list[str], torch_ranks: ForkServer, tmp_path: Path
-) -> None:
-    rows = _measured(torch_ranks, tmp_path / "rows.json", *arguments, bench=_take_apart)
-    assert [row.system for row in rows] == systems
-
-
 def test_a_trace_has_the_submits_inside_backward(torch_ranks: ForkServer, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    arguments = ("trace", str(file), "--model", "tiny", "--iters", "1")
-    rows = _measured(torch_ranks, tmp_path / "rows.json", *arguments, bench=_take_apart)
+    options = ("--train", "--model", "tiny", "--iters", "1", "--trace", str(file))
+    rows = _measured(torch_ranks, tmp_path / "rows.json", *options)
     assert [row.system for row in rows] == ["backward", "submits", "after", "whole"]
     assert rows[1].op == "10 of 10 inside backward"
     events = json.loads(file.read_text())["traceEvents"]
@@ -77,7 +55,9 @@ def test_a_trace_has_the_submits_inside_backward(torch_ranks: ForkServer, tmp_pa
     ("options", "said"),
     [
         (("--compare", "gloo"), "compares with nccl only"),
-        (("--model", "tiny"), "--model needs"),
+        (("--fuse",), "--fuse needs --many"),
+        (("--model", "tiny"), "--model needs --train"),
+        (("--parts", "--fuse"), "--fuse needs --many"),
     ],
 )
 def test_what_gpus_do_not_have(options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "gloo,impi"], "cannot compare with 'impi'; choose from gloo, nccl; 'python -m benchmarks'"),
         (["--compare", "nccl"], "add --device cuda"),
+        (["--fuse", "--many", "2", "1K"], "--fuse needs --many on --device cuda"),
+        (["--parts"], "--parts needs --device cuda"),
+        (["--parts", "--many", "2", "1K"], "exclude each other"),
         (["--train", "--model", "tiny"], "--model needs --train on --device cuda"),
         (["--precision", "bfloat16", "--device", "cuda"], "--precision needs --train on --device cuda"),
         (["stray"], "stray"),
@@ -213,9 +216,9 @@ def test_a_wrong_result_ends_the_benchmark_on_every_rank() -> None:
         assert (outcome.error, "x gave a wrong result on rank 1;" in outcome.message) == ("WrongResult", True)
 
 
-def _bench(ranks: int, file: Path, *arguments: str, module: str = "hvdlite.bench") -> tuple[list[str], list[Row]]:
+def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
     """Runs the benchmark under hvdrun; the lines it printed and the rows it wrote."""
-    command = [*COMMAND, "-np", str(ranks), sys.executable, "-m", module, *arguments, "--json", str(file)]
+    command = [*COMMAND, "-np", str(ranks), sys.executable, "-m", "hvdlite.bench", *arguments, "--json", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
@@ -293,7 +296,7 @@ def test_gloo_takes_the_interface_of_the_job(address: str, interface: str | None
 def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     options = ("--sizes", "1K,64K", "--registered", "--limit", "--iters", "2", "--markdown", str(table))
-    printed, rows = _bench(2, tmp_path / "rows", *options, module="benchmarks")
+    printed, rows = _bench(2, tmp_path / "rows", *options)
     assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy", "update"] * 2
     assert printed[1].split()[-2:] == ["time/update", "speed-up"]
     assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [14] * 10

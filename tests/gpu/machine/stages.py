@@ -31,9 +31,6 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         device = ("--device", "cuda", "--json", str(folder / f"{name}.json"))
         return (*_HVDRUN, *_RANK, "hvdlite.bench", *device, *against, *options, *fewer)
 
-    def taken_apart(name: str, *arguments: str) -> tuple[str, ...]:
-        return (*_HVDRUN, *_RANK, "benchmarks.gpu", *arguments, "--json", str(folder / f"{name}.json"), *fewer)
-
     every = [
         Stage("facts", 60, [(sys.executable, "-m", "tests.gpu.machine.facts")]),
         Stage("collectives", 150, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
@@ -44,21 +41,28 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
             for which, some in sizes
         ),
         Stage("calls", 60, [bench("calls", "--many", *many)]),
-        Stage("parts", 60, [taken_apart("parts", "parts", "--sizes", large)]),
+        Stage("parts", 60, [bench("parts", "--parts", "--sizes", large, compares=False)]),
         *(
             Stage(name, 100, [bench(name, *_train(model, precision), compares=False)])
             for model in models
             for precision in ("float32", "bfloat16")
             for name in [f"{model}-{precision}"]
         ),
-        Stage("trace", 60, [taken_apart("trace", "trace", str(folder / "trace-steps.json"), "--model", traced)]),
+        Stage(
+            "trace",
+            60,
+            [bench("trace", *_train(traced, "float32"), "--trace", str(folder / "trace-steps.json"), compares=False)],
+        ),
         Stage("example", 60, [(*_HVDRUN, *_RANK, "examples/torch_gpu.py", "--epochs", "1" if is_tiny else "12")]),
         Stage("frontend", 200, [(*_TESTS, "tests/gpu/test_torch_scenarios.py")]),
         Stage("frontend-staged", 100, [(*_TESTS, "tests/gpu/test_torch_staged.py")]),
         Stage(
             "fusion",
             100,
-            [taken_apart(f"fusion-{count}-{size}", "fusion", str(count), size) for count, size in fused],
+            [
+                bench(f"fusion-{count}-{size}", "--many", str(count), size, "--fuse", compares=False)
+                for count, size in fused
+            ],
         ),
         Stage(
             "staged",

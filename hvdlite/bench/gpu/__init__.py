@@ -1,0 +1,1 @@
+"""What calls of hvdlite on GPUs consist of."""
