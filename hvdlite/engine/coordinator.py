@@ -35,7 +35,8 @@ _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the 
 class Coordinator:
     """The state of one rank between turns. No lock and no thread of its own.
 
-    ``has_ended`` is set when no batch will be agreed any more. ``known`` is that of its `Cache`.
+    ``has_ended`` is set when no batch will be agreed any more. ``known`` is that of its `Cache`. ``decider``
+    may be asked between turns, too.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
-        self._decider = decider_of(membership, options, link, observer)
+        self.decider = decider_of(membership, options, link, observer)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self._gone: set[int] = set()  # by their numbers in the job
@@ -69,7 +70,7 @@ class Coordinator:
 
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
-        observer, decider = self._observer, self._decider
+        observer, decider = self._observer, self.decider
         if observer.on_turn is not None:
             observer.on_turn()
         for item in self._link.receive():
@@ -82,14 +83,16 @@ class Coordinator:
                 if isinstance(message, End) and message.kind in ORDERLY:
                     self._gone.add(message.rank)
                 decider.receive(sender, message, time.monotonic())
-        if new := self._in_flight.take_new():
+        new = self._in_flight.take_new()
+        now = time.monotonic()
+        if new:
             ready = self._replica.submit(new)
-            observer.told_at = now = time.monotonic()
+            observer.told_at = now
             if self._in_flight.keeps_times:
                 for entry in new:
                     entry.told_at = now
             decider.submit(ready, now)
-        self._apply_decisions()
+        self._apply_decisions(now)
 
     def leave(self, kind: EndKind) -> None:
         """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
@@ -114,10 +117,6 @@ class Coordinator:
         if self._end is None:
             self._end_all(end)
 
-    def tune(self, tuning: Tuning) -> None:
-        """Applies ``tuning`` on all ranks from the next run on. Any thread of the root may call it."""
-        self._decider.tune(tuning)
-
     @property
     def tuning(self) -> Tuning | None:
         """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
@@ -128,21 +127,11 @@ class Coordinator:
         """Returns what ended the group, if it has ended."""
         return self._end
 
-    @property
-    def has_agreed(self) -> bool:
-        """True if a turn would decide to run something, given room for a batch."""
-        return self._decider.has_agreed
-
-    @property
-    def next_timer(self) -> float | None:
-        """Returns when a turn is due even if no message comes, on the monotonic clock."""
-        return self._decider.due
-
     # ---- batches
 
-    def _apply_decisions(self) -> None:
-        observer, now = self._observer, time.monotonic()
-        for decision in self._decider.decisions(self._executor.backlog < _MAX_BACKLOG, now):
+    def _apply_decisions(self, now: float) -> None:
+        observer = self._observer
+        for decision in self.decider.decisions(self._executor.backlog < _MAX_BACKLOG, now):
             if isinstance(decision, End):
                 self._finish(decision)
                 continue
@@ -165,7 +154,7 @@ class Coordinator:
     def _lose(self, lost: Lost) -> None:
         rank = self._ranks[lost.rank]
         if rank not in self._gone:
-            self._decider.end(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
+            self.decider.end(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
 
     def _own_end(self, kind: EndKind, cause: str) -> End:
         return End(kind, self._number, self._host, cause)
@@ -173,9 +162,9 @@ class Coordinator:
     def _end_all(self, end: End) -> None:
         """Ends the group on all ranks, and here even if that fails."""
         try:
-            self._decider.end(end)
+            self.decider.end(end)
         finally:
-            self._apply_decisions()
+            self._apply_decisions(time.monotonic())
 
     def _finish(self, end: End) -> None:
         error = error_of(end)

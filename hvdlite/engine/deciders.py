@@ -119,8 +119,9 @@ class RootDecider(Decider):
         decided: Sequence[Decision] = ()
         if not self._has_ended:
             negotiator = self._negotiator
-            if has_room and negotiator.has_agreed and not self._holds_back(now):
-                decided = self._cut(now)
+            if has_room and negotiator.has_agreed and not (negotiator.tuning.hold_s and self._holds_back(now)):
+                self._held_until = None
+                decided = (self._cut(now),)
             if self._stall.interval_s is not None:
                 if negotiator.is_waiting:
                     self._check_stalls(now)
@@ -145,25 +146,18 @@ class RootDecider(Decider):
         self._negotiator.tuning = tuning
 
     def _holds_back(self, now: float) -> bool:
-        hold_s = self._negotiator.tuning.hold_s
-        if hold_s > 0:
-            if self._held_until is None:
-                self._held_until = now + hold_s
-            if now < self._held_until:
-                return True
-        self._held_until = None
-        return False
+        if self._held_until is None:
+            self._held_until = now + self._negotiator.tuning.hold_s
+        return now < self._held_until
 
-    def _cut(self, now: float) -> Sequence[Run]:
+    def _cut(self, now: float) -> Run:
         negotiator, observer = self._negotiator, self._observer
         run = negotiator.cut()
-        if run is None:
-            return ()
         self._link.send(run)
         named = self._stragglers.ran(run.generation, negotiator.bits_cut, observer.arrival, now)
         if named is not None:
             observer.found(Finding("straggler", *named))
-        return (run,)
+        return run
 
     def _check_stalls(self, now: float) -> None:
         interval_s = self._stall.interval_s

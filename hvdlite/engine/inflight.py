@@ -59,14 +59,13 @@ class InFlight:
         Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
         and the session's error once it has ended.
         """
-        by_name, name = self._by_name, entry.name
+        by_name = self._by_name
         try:
-            ended_by = self._error
-            if ended_by is not None or JOIN_NAME in by_name:
-                raise self._refusal(name)
+            if self._error or JOIN_NAME in by_name:
+                raise self._refusal(entry.name)
             if self.keeps_times:
                 entry.submitted_at = time.monotonic()
-            if by_name.setdefault(name, entry) is entry:
+            if by_name.setdefault(entry.name, entry) is entry:
                 self._new.append(entry)
             else:
                 self._put_behind((entry,))
@@ -91,8 +90,7 @@ class InFlight:
         """
         by_name = self._by_name
         try:
-            ended_by = self._error
-            if ended_by is not None or JOIN_NAME in by_name:
+            if self._error or JOIN_NAME in by_name:
                 raise self._refusal()
             if will_wait:
                 caller = threading.get_ident()

@@ -40,11 +40,12 @@ class Drive:
     ``driver`` is released after it: that wakes the thread if it sleeps on the control link.
     """
 
+    is_done = False
+    _gate: threading.Lock | None = None  # only where it is slept on
+
     def __init__(self, handle: Handle, driver: Waiter) -> None:
         self.handle = handle
-        self.is_done = False
         self._driver = driver
-        self._gate: threading.Lock | None = None  # only where it is slept on
 
     def release(self) -> None:
         self.is_done = True

@@ -132,6 +132,7 @@ class Group:
         self._coordinator = Coordinator(
             membership, options, self._link, self.planes, self._in_flight, self._executor, self.observer, self._end_came
         )
+        self._decider = self._coordinator.decider
         self.known = self._coordinator.known
         self._when_ended: deque[Callable[[End], None]] = deque()
         self._fork: End | None = None
@@ -268,7 +269,7 @@ class Group:
 
     def tune(self, tuning: Tuning) -> None:
         """Applies ``tuning`` on all ranks from the next run on. Raises ValueError unless this rank is the root."""
-        self._coordinator.tune(tuning)
+        self._decider.tune(tuning)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -412,13 +413,13 @@ class Group:
     @property
     def _next_timer(self) -> float | None:
         """Returns when a turn is due even if no message comes, on the monotonic clock."""
-        ours, of_link = self._coordinator.next_timer, self._link.due
+        ours, of_link = self._decider.due, self._link.due
         if ours is None or of_link is None:
             return of_link if ours is None else ours
         return min(ours, of_link)
 
     def _batches_are_done(self) -> None:
-        if self._coordinator.has_agreed:
+        if self._decider.has_agreed:
             self._inbox.wake.set()
 
     def _batch_failed(self, error: HvdError) -> None:
@@ -442,11 +443,11 @@ class Group:
             while not (drive.is_done or self._is_stopping):
                 if not self._executor.run_here(until=drive):
                     self._sleep_as_driver(drive)
-                elif self._coordinator.has_agreed:  # there is room for the next batch now
+                elif self._decider.has_agreed:  # there is room for the next batch now
                     self._turn()
         finally:
             self._executor.wake()
-            if self._coordinator.has_agreed or self._next_timer is not None:
+            if self._decider.has_agreed or self._next_timer is not None:
                 self._inbox.wake.set()
             self._driving.release()
 

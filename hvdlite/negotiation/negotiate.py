@@ -75,7 +75,7 @@ class Negotiator:
 
     @property
     def has_agreed(self) -> bool:
-        """True if `cut` would return batches."""
+        """True if `cut` has something to return."""
         return bool(self._agreed_bits or self._agreed or self._errors)
 
     @property
@@ -105,10 +105,8 @@ class Negotiator:
         self._seen_generation[rank] = ready.generation
         return self._was_last
 
-    def cut(self) -> Run | None:
-        """Returns batches of everything agreed so far, or None. The caller sends runs to all ranks in this order."""
-        if not self.has_agreed:
-            return None
+    def cut(self) -> Run:
+        """Returns batches of everything agreed so far, which must be something. The caller sends runs in this order."""
         tuning = self.tuning  # another thread may assign it meanwhile
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
         batches += fuse(self._agreed_bits, self._definitions, self._agreed, tuning.fusion_threshold)

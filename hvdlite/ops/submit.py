@@ -123,10 +123,9 @@ class Calls(Generic[T]):
             if is_in_place:
                 raise ValueError("a number cannot be written in place; use the form without _") from None
             return converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
-        address, _, shape, _, _ = source
         if is_in_place:
-            return entry_of(group, name, kind, source, address, tensor, reduction, root, length)
-        output, target = self._adapter.empty(shape, tensor)
+            return entry_of(group, name, kind, source, source[0], tensor, reduction, root, length)
+        output, target = self._adapter.empty(source[2], tensor)
         return self._entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:

@@ -57,12 +57,13 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     not contiguous.
     """
     try:  # most arrays are contiguous and writable
-        dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
+        dtype = BY_NUMPY[array.dtype]
+        address = _address_of(_first_byte_of(array))
     except (AttributeError, KeyError, TypeError, ValueError):
         pass  # errors raised below do not chain to this one
     else:
         # No element is longer than 8 bytes.
-        if type(array) is np.ndarray and not (address & 7 and address % dtype.itemsize):
+        if type(array) is _ARRAY and not (address & 7 and address % dtype.itemsize):
             return address, dtype, array.shape, array, CPU
     return _looked_at(array, is_written)
 
@@ -75,6 +76,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return int(array.ctypes.data)
 
 
+_ARRAY = np.ndarray
 _address_of = ctypes.addressof
 _first_byte_of: Any = ctypes.c_char.from_buffer
 

@@ -87,7 +87,6 @@ class RanksOnHosts:
 
     def _cut(self, _: int) -> None:
         run = self.ranks.negotiator.cut()
-        assert run is not None
         for host in self.hosts:
             host.down.append(run)
 

@@ -99,8 +99,8 @@ class Ranks:
         return len(frame)
 
     def cut(self) -> None:
-        run = self.negotiator.cut()
-        if run is not None:
+        if self.negotiator.has_agreed:
+            run = self.negotiator.cut()
             for leaf in self.leaves:
                 leaf.down.append(encode(run, 0, 0))
 

@@ -177,12 +177,12 @@ def test_tensors_accumulate_while_two_batches_have_not_run(two: Ranks) -> None:
             rank.submit(name)
         two.agree()
     assert two[0].agreed() == two[1].agreed() == [["a"], ["b"]]
-    assert two[0].coordinator.has_agreed
-    assert not two[1].coordinator.has_agreed
+    assert two[0].coordinator.decider.has_agreed
+    assert not two[1].coordinator.decider.has_agreed
     two.run()
     two.agree()
     assert two.run() == [[["c", "d"]]] * 2
-    assert not two[0].coordinator.has_agreed
+    assert not two[0].coordinator.decider.has_agreed
 
 
 def test_ranks_that_disagree_get_the_same_error_and_the_group_goes_on(two: Ranks) -> None:
@@ -217,7 +217,7 @@ def test_a_new_fusion_threshold_holds_from_the_same_batch_on_for_all_ranks(size:
     submit()
     ranks.send_down()
     ranks[1].coordinator.turn()
-    ranks[0].coordinator.tune(Tuning(16))
+    ranks[0].coordinator.decider.tune(Tuning(16))
     assert ranks[0].coordinator.tuning == ranks[1].coordinator.tuning == Tuning(Settings().fusion_threshold)
     assert ranks[size - 1].coordinator.tuning == (ranks[1].coordinator.tuning if size == 2 else None)
     for rank in ranks.ranks[2:]:
@@ -236,7 +236,7 @@ def test_a_new_fusion_threshold_holds_from_the_same_batch_on_for_all_ranks(size:
 
 def test_only_the_root_tunes(two: Ranks) -> None:
     with pytest.raises(ValueError, match="rank 0 tunes this group"):
-        two[1].coordinator.tune(Tuning(16))
+        two[1].coordinator.decider.tune(Tuning(16))
 
 
 # ---- the end
@@ -359,7 +359,7 @@ def test_the_root_runs_nothing_after_an_end(two: Ranks) -> None:
     two[0].coordinator.end(End(EndKind.REMOVED, 0, "a", "it left"))
     two.send_up()
     two[0].coordinator.turn()
-    assert not two[0].coordinator.has_agreed
+    assert not two[0].coordinator.decider.has_agreed
     assert two[0].agreed() == []
     assert [type(decode(frame, 0, 0)) for frame in two[0].link.sent] == [End]
 
