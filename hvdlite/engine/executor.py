@@ -132,14 +132,8 @@ class Executor:
                 self._issue(work, completion)
         except Exception as raised:  # whatever it is, the waiting handles must fail with it
             error = raised
-        if error is not None:
+        if error is not None or completion is None:
             self._finish(work, error)
-        elif completion is None:
-            self._observer.done(work)
-            self._in_flight.finish(work.entries)
-            work.entries = work.rows = ()  # the observer keeps the rest
-            if self._in_flight.keeps_times:
-                work.finished_at = time.monotonic()
         self._unfinished.popleft()
 
     def _issue(self, work: Work, completion: Completion) -> None:

@@ -310,13 +310,6 @@ class InFlight:
         if not self._has(entry):
             self.waiters.pop(entry, None)
 
-    def wait(self, handle: Handle) -> None:
-        """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""
-        waiter = threading.Lock()
-        waiter.acquire()
-        if self.watch(handle, waiter):
-            waiter.acquire()
-
 
 def _has_joined() -> HorovodInternalError:
     return HorovodInternalError(
