@@ -151,7 +151,7 @@ def _join(work: Work, plane: DataPlane) -> None:
     for entry, rows in zip(work.entries, work.rows, strict=True):
         entry.output = rows[0]
         if entry.group is not None:
-            entry.group.count_anew()  # done here, because the call may have been interrupted
+            entry.group.restart_counters()  # done here, because the call may have been interrupted
 
 
 _RUNNERS: dict[Kind, Callable[[Work, DataPlane], Completion | None]] = {

@@ -84,10 +84,10 @@ class Coordinator:
                 decider.receive(sender, message, time.monotonic())
         if new := self._in_flight.take_new():
             ready = self._replica.submit(new)
-            observer.told_at = now = time.monotonic()
+            observer.sent_at = now = time.monotonic()
             if self._in_flight.keeps_times:
                 for entry in new:
-                    entry.told_at = now
+                    entry.sent_at = now
             decider.submit(ready, now)
         self._apply_decisions()
 
@@ -155,7 +155,7 @@ class Coordinator:
                 self._in_flight.finish((entry,), Mismatch(reason))
             for work in works:
                 work.arrival = observer.arrival
-                work.told_at = observer.told_at
+                work.sent_at = observer.sent_at
                 work.agreed_at = now
                 self._executor.put(work)
             observer.decided()

@@ -104,7 +104,7 @@ class RootDecider(Decider):
         if isinstance(message, Ready):
             if not self._has_ended:
                 was_last = self._negotiator.receive(sender, message)
-                self._observer.heard(sender, was_last, now)
+                self._observer.arrived(sender, was_last, now)
         elif isinstance(message, End):
             self.end(message)
         else:
@@ -113,7 +113,7 @@ class RootDecider(Decider):
     def submit(self, ready: Ready, now: float) -> None:
         if not self._has_ended:
             was_last = self._negotiator.receive(0, ready)
-            self._observer.heard(0, was_last, now)
+            self._observer.arrived(0, was_last, now)
 
     def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
         decided: Sequence[Decision] = ()

@@ -62,7 +62,7 @@ Subscriber = Callable[[Work], None]
 class Observer:
     """The observer of one group on this rank.
 
-    - ``told_at``: when this rank last sent what it had submitted. A turn writes it.
+    - ``sent_at``: when this rank last sent what it had submitted. A turn writes it.
     - ``arrival``: the arrivals of what is decided next, or None if nothing of it has arrived. A turn reads it.
     - ``agreed``: the batches that were agreed and have not run. The executor keeps them.
     - ``missing``: the rank for which all others wait, if there is one such rank and they have waited for long.
@@ -73,10 +73,10 @@ class Observer:
     """
 
     def __init__(self, in_flight: InFlight, leader_of: Sequence[int]) -> None:
-        self.told_at = 0.0
+        self.sent_at = 0.0
         self._leader_of = leader_of
         self._leader = UNKNOWN
-        self._heard_at = self._others_heard_at = math.inf
+        self._arrived_at = self._others_arrived_at = math.inf
         self.arrival: Arrival | None = None
         self.on_turn: Callable[[], None] | None = None
         self.on_finding: Callable[[Finding], bool] | None = None
@@ -89,19 +89,19 @@ class Observer:
         self._subscribers: tuple[Subscriber, ...] = ()
         self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
 
-    def heard(self, rank: int, was_last: bool, now: float) -> None:
+    def arrived(self, rank: int, was_last: bool, now: float) -> None:
         """Records, on rank 0, that requests of ``rank`` arrived; ``was_last``: some tensor lacked only those."""
         leader = self._leader_of[rank]
         if leader != self._leader:
             self._leader = leader
-            self._others_heard_at = self._heard_at
-        self._heard_at = now
+            self._others_arrived_at = self._arrived_at
+        self._arrived_at = now
         arrival = self.arrival
         if arrival is None:
             self.arrival = arrival = (rank, now, UNKNOWN, 0.0, 0.0)
         if was_last:
             first_rank, first_at, last_rank, _, longest_s = arrival
-            late_s = now - self._others_heard_at
+            late_s = now - self._others_arrived_at
             if last_rank < 0 or late_s > longest_s:
                 self.arrival = (first_rank, first_at, rank, now, late_s if late_s > 0 else 0.0)
 
@@ -213,7 +213,7 @@ class Observer:
         """Returns how long others have waited for each rank of the group, also for one that is missing; on rank 0."""
         late_s = self._late_s.copy()
         if (missing := self.missing) >= 0:
-            late_s[missing] += max(0.0, now - self._heard_at)
+            late_s[missing] += max(0.0, now - self._arrived_at)
         return late_s
 
     def statistics(self, planes: Planes) -> Statistics:

@@ -171,7 +171,7 @@ class Group:
         kind, number = counter[0], next(self._names[counter])
         return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
 
-    def count_anew(self) -> None:
+    def restart_counters(self) -> None:
         """Restarts all counters of automatic names, because ranks had different numbers of tensors until now.
 
         Every rank calls it with the same batch. Names that are still in flight do not come again.

@@ -32,7 +32,7 @@ class Entry(Handle[R]):
     ``caller`` is the thread whose blocking call submitted the entry, so that no other thread has the handle; `NOBODY`
     if the entry was abandoned; else 0. ``is_blank``: this rank has no value and contributes zeros; once the entry is
     agreed, no rank has a value.
-    ``submitted_at`` and ``told_at``, when it was sent to the root, exist only if times are kept (`InFlight`).
+    ``submitted_at`` and ``sent_at``, when it was sent to the root, exist only if times are kept (`InFlight`).
     """
 
     __slots__ = (
@@ -42,15 +42,15 @@ class Entry(Handle[R]):
         "nbytes",
         "owner",
         "request",
+        "sent_at",
         "source",
         "submitted_at",
         "target",
-        "told_at",
         "was_taken_up",
     )
 
     submitted_at: float
-    told_at: float
+    sent_at: float
 
     def __init__(
         self,

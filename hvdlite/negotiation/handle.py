@@ -39,7 +39,7 @@ class InFlightIn(Protocol):
     def watch(self, handle: Any, waiter: Waiter) -> bool:
         """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
 
-    def count_anew(self) -> None:
+    def restart_counters(self) -> None:
         """Restarts all counters of automatic names."""
 
 

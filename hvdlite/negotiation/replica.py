@@ -34,7 +34,7 @@ class Work:
     nbytes: int = 0
     tensors: int = field(init=False)
     arrival: Arrival | None = field(init=False)
-    told_at: float = field(init=False)
+    sent_at: float = field(init=False)
     agreed_at: float = field(init=False)
     moved_at: float = field(init=False)
     done_at: float = field(init=False)

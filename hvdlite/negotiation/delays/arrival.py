@@ -17,4 +17,4 @@ host comes through its leader; for a rank of that host, the other ranks are the 
 It is a plain tuple because the root makes some for each decision, and a class costs several times as much.
 """
 
-NOT_KNOWN: Final[Arrival] = (UNKNOWN, 0.0, UNKNOWN, 0.0, 0.0)
+NO_ARRIVAL: Final[Arrival] = (UNKNOWN, 0.0, UNKNOWN, 0.0, 0.0)
