@@ -30,7 +30,7 @@ _US: Final = 1e6
 
 
 class Tensor(NamedTuple):
-    """One tensor of a batch: when it was submitted, and when rank 0 learned of it; 0 if unknown."""
+    """One tensor of a batch: when it was submitted, and when it was sent to rank 0; 0 if unknown."""
 
     request: Request
     submitted_at: float

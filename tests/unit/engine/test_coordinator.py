@@ -387,7 +387,7 @@ def test_the_group_ends_here_even_if_nobody_can_be_informed(two: Ranks) -> None:
 )
 def test_a_message_that_its_sender_must_not_send_is_refused(two: Ranks, rank: int, message: Message) -> None:
     two[rank].link.received.append((1 - rank, message))
-    with pytest.raises(ProtocolError, match=f"rank {1 - rank} sent a message that is not its to send"):
+    with pytest.raises(ProtocolError, match=f"rank {1 - rank} sent a message that it must not send"):
         two[rank].coordinator.turn()
 
 
