@@ -102,7 +102,7 @@ class Record(NamedTuple):
     number: int
     tensors: int
     nbytes: int
-    told_at: float
+    sent_at: float
     agreed_at: float
     moved_at: float
     done_at: float

@@ -1,6 +1,6 @@
-"""Does for the main thread, in which signal handlers may raise anywhere, what they must not stop halfway.
+"""Runs work of the main thread in another thread, so that a signal handler that raises cannot stop it halfway.
 
-A thread of its own does the work in a `Scope`. The main thread only waits for it, in bounded looks, and cancels the
+The other thread does the work in a `Scope`. The main thread only waits for it, in short waits, and cancels the
 scope if a handler raises.
 """
 
@@ -15,26 +15,28 @@ from hvdlite.scope import Scope
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.2  # a signal that another thread has received does not interrupt a system call of the main one
+POLL_S: Final = 0.2
+"""Longest system call of a main thread that waits: a signal received by another thread does not interrupt it."""
 
 
-def is_seen(is_over: threading.Lock) -> bool:
-    """Waits a moment for ``is_over`` to be released. True if it was. Signal handlers run meanwhile."""
-    return is_over.acquire(timeout=_LOOK_S)
+def wait_briefly(is_over: threading.Lock) -> bool:
+    """Waits up to `POLL_S` for ``is_over`` to be released. True if it was. Signal handlers run meanwhile."""
+    return is_over.acquire(timeout=POLL_S)
 
 
 def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0) -> T:
-    """Returns or raises what ``work`` does, which gets a scope. Any thread may call it; others than the main one work.
+    """Calls ``work`` with a scope, and returns its result or raises its error.
 
-    When a signal handler raises meanwhile, the scope is cancelled, because ``what`` was interrupted. The work may go
-    on; it has ``patience_s`` to end before the caller gets the exception.
+    In the main thread, ``work`` runs in another thread; in any other thread it runs here. If a signal handler raises
+    while the main thread waits, the scope is cancelled with a text that names ``what``. The work may go on; it has
+    ``patience_s`` to end before the caller gets the exception.
     """
     scope = Scope()
     if threading.get_ident() != threading.main_thread().ident:
         return work(scope)
     results: list[T] = []
     errors: list[BaseException] = []
-    is_over = threading.Lock()  # only ever taken here, so that an interrupt cannot leave it locked for the other thread
+    is_over = threading.Lock()  # only this thread acquires it, so an interrupt cannot leave it locked for the other one
     is_over.acquire()
 
     def run() -> None:
@@ -60,7 +62,7 @@ def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0) -> 
             if _has_passed_a_function(error):  # raised by a signal handler
                 raise
             run()  # the interpreter is shutting down
-        while not is_seen(is_over):
+        while not wait_briefly(is_over):
             pass
     except BaseException as error:
         scope.cancel(f"{what} was interrupted by {type(error).__name__}")

@@ -1,7 +1,7 @@
-"""Runs one agreed batch on a data plane: entries become spans, and spans one native call.
+"""Runs one agreed batch on a data plane: entries become spans, and one native call takes all spans.
 
-Four collectives of the plane run all kinds. An all-gather also broadcasts; a reduce-scatter also reduces to one root;
-an all-to-all also gathers to one root, scatters from one, and sends from one rank to another.
+Four collectives of the plane run all kinds of collectives. A broadcast runs as an all-gather, a reduce as a
+reduce-scatter, and a gather, a scatter or a send as an all-to-all.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _Row = tuple[int, int, int]
 
 
 def run(work: Work, planes: Planes) -> Completion | None:
-    """Moves the bytes of ``work``, or has a device do it; every rank of the group calls it with the same batch.
+    """Moves the bytes of ``work``. Every rank of the group calls it with the same batch.
 
-    Raises HorovodInternalError, before any byte moves, if a storage was resized since it was submitted, or before that
-    to fewer bytes than its tensor has.
+    Returns None once the bytes have moved, or a `Completion` if a device moves them after the call. Raises
+    HorovodInternalError, before any byte moves, if a storage was resized after its tensor was submitted, or has fewer
+    bytes than its tensor.
     """
     first = work.entries[0].request
     plane = planes[first.device.kind]
@@ -52,11 +53,11 @@ def run(work: Work, planes: Planes) -> Completion | None:
             owner, entry.source, entry.nbytes
         ):
             raise HorovodInternalError(
-                f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
-                "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
+                f"the storage of tensor {entry.name!r} was resized while the tensor was in flight, or to fewer bytes "
+                "than the tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
     work.nbytes = nbytes
-    if first.device is not CPU and first.device.kind != CPU.kind:  # a device that a message described is another object
+    if first.device is not CPU and first.device.kind != CPU.kind:  # a decoded message has a CPU object of its own
         marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
         planes.of_device(first.device.kind).wait_for(marks)
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
@@ -77,11 +78,11 @@ def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
 
 
 def arithmetic(request: Request, size: int) -> tuple[DType, int, float]:
-    """Returns the elements, the operation and the postscale that make a plane of ``size`` compute ``request``.
+    """Returns the dtype, the operation and the postscale with which a plane of ``size`` ranks computes ``request``.
 
-    The average of one rank's integers is a sum, so only planes of several ranks need averages.
+    An average is a sum with a smaller postscale, except that integers of several ranks need the operation Average.
     """
-    dtype = cast(DType, added_as(request.dtype))  # what has no sums was refused, and float8 by planes that lack it
+    dtype = cast(DType, added_as(request.dtype))  # the submit refused dtypes without a sum
     if request.op != Average:
         return dtype, request.op, request.postscale
     return dtype, Average if dtype.is_integer and size > 1 else Sum, request.postscale / size
@@ -135,7 +136,7 @@ def _moved(entry: Entry, rows: Rows, plane: DataPlane) -> Rows:
 
 
 def _target(entry: Entry, rows: Rows) -> int:
-    """Returns the address to write to. Allocates the output for ``rows`` from each rank if it does not exist yet."""
+    """Returns the address to write to. Allocates the output for ``rows``, by rank, if it does not exist yet."""
     if entry.allocate is not None:
         entry.rows = rows
         entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
@@ -147,11 +148,11 @@ def _barrier(work: Work, plane: DataPlane) -> Completion | None:
 
 
 def _join(work: Work, plane: DataPlane) -> None:
-    """Moves nothing: ranks wait only until everything before has run."""
+    """Moves nothing. Batches run in order, so all batches before the join have run."""
     for entry, rows in zip(work.entries, work.rows, strict=True):
         entry.output = rows[0]
         if entry.group is not None:
-            entry.group.count_anew()  # done here, because the call may have been interrupted
+            entry.group.restart_counters()  # done here, because the call may have been interrupted
 
 
 _RUNNERS: dict[Kind, Callable[[Work, DataPlane], Completion | None]] = {

@@ -1,11 +1,12 @@
-"""Which thread makes the calls that have no name from the user.
+"""Restricts calls without a name to one thread.
 
-Ranks match such calls by their order. Two threads have no order that all ranks share, so each rank would pair their
-calls differently, and silently compute other numbers. All calls of one counter therefore belong to one thread, until it
-ends.
+Ranks match such calls by their order. The order of calls in two threads differs from rank to rank, so ranks would pair
+different tensors, and silently compute wrong results. All calls of one counter therefore belong to one thread, until
+the thread ends.
 
-Threads of frameworks are exempt, because the framework orders what they run: those that Python did not start, such as
-autograd's and TensorFlow's, and those that TensorFlow starts in Python. So are hvdlite's own, which act for a caller.
+Threads of frameworks are exempt, because the framework orders their calls: threads that Python did not start, such as
+autograd's and TensorFlow's, and threads that TensorFlow starts in Python. hvdlite's own threads act for a caller, and
+are exempt too.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind
 
 Counter = tuple[Any, ...]
-"""A kind of collective, with the ranks or the part of a call that are counted separately."""
+"""A kind of collective, followed by what else separates the counters: the ranks of a message, or a part of a call."""
 
 _EXEMPT_NAMES: Final = "hvdlite-"
 _EXEMPT_MODULES: Final = "tensorflow."
 
 
 class Callers(dict[Counter, threading.Thread]):
-    """The thread of each counter on rank ``rank``.
+    """The thread that owns each counter, on rank ``rank``.
 
-    Before each call its thread compares itself, `HERE`, with the one that is found here, which costs next to nothing.
+    The caller compares the owner with ``HERE.thread`` before each call, which is cheap, and calls `admit` if they
+    differ.
     """
 
     def __init__(self, rank: int) -> None:
@@ -35,7 +37,7 @@ class Callers(dict[Counter, threading.Thread]):
         self._lock = threading.RLock()  # reentrant, because a signal handler may call a collective
 
     def admit(self, counter: Counter) -> None:
-        """Gives ``counter`` to this thread. Raises ValueError if it is another's that has not ended."""
+        """Gives ``counter`` to this thread. Raises ValueError if another live thread owns it."""
         thread = HERE.thread
         if thread is None:
             return
@@ -55,11 +57,11 @@ def _is_exempt(thread: threading.Thread) -> bool:
 
 
 class _Here(threading.local):
-    """``thread`` is the thread that looks; None if it is exempt."""
+    """``thread`` is the current thread, or None if it is exempt."""
 
     thread: threading.Thread | None
 
-    def __init__(self) -> None:  # in each thread, when it first looks
+    def __init__(self) -> None:  # runs once in each thread
         # `threading.current_thread` would leave an object behind for a thread that Python did not start.
         ident = threading.get_ident()
         found = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
@@ -77,6 +79,6 @@ def _refusal(kind: Kind, thread: threading.Thread, owner: threading.Thread, rank
     else:
         advice = f"A {kind} takes no name: call it in one thread, or in a process set for each thread"
     return (
-        f"thread {thread.name!r} of rank {rank} calls {what} without a name, as thread {owner.name!r} has done: ranks "
-        f"match such calls by their order, and two threads have none. {advice}"
+        f"thread {thread.name!r} of rank {rank} calls {what} without a name, and so did thread {owner.name!r}: ranks "
+        f"match such calls by their order, which differs between ranks if two threads call. {advice}"
     )

@@ -1,12 +1,13 @@
-"""A rank's part in the negotiation: submits what is new, and queues agreed batches for the executor.
+"""A rank's part in the negotiation: submits new tensors, and queues agreed batches for the executor.
 
-A *turn* receives what has come, submits what is new here to the decider, and applies what the decider returns: it
-queues the batches of a run, and an end ends the group on this rank. `hvdlite.engine.deciders` says who decides, and
-`hvdlite.groups.group` which thread takes a turn. One thread does at a time.
+A *turn* receives the messages of other ranks, submits the new tensors of this rank to the decider, and applies the
+decisions: it queues the batches of a `Run`, and ends the group on this rank at an `End`. `hvdlite.engine.deciders`
+explains who decides, and `hvdlite.groups.group` which thread takes a turn. Turns never overlap.
 
-The end of a group reaches every rank of it as an `End`, whoever causes it; the first one counts. If a rank merely
-left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted. Ranks are
-counted within the group here. Ends, and all that users read, have their numbers in the job.
+Every rank of a group receives its end as an `End`; if there are several, the first one counts. If a rank left, all
+ranks still run the batches that were agreed before; if a rank was lost or failed, every rank aborts its planes.
+
+Ranks are group indices here. An `End`, and every text for users, has ranks by their numbers in the job.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
-_MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the rest goes on accumulating
+_MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles, and further tensors accumulate and fuse
 
 
 class Coordinator:
-    """The state of one rank between turns. No lock and no thread of its own.
+    """The state of one rank between turns. It has no lock and no thread.
 
-    ``has_ended`` is set when no batch will be agreed any more. ``known`` is that of its `Cache`. ``decider``
-    may be asked between turns, too.
+    ``decider`` also answers between turns. ``has_ended`` is set once no more batches will be agreed. ``known`` is
+    `Cache.known`. ``on_end`` is called once, in a turn, with what ended the group.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Coordinator:
         self.decider = decider_of(membership, options, link, observer)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
-        self._gone: set[int] = set()  # by their numbers in the job
+        self._gone: set[int] = set()  # numbers in the job of the ranks that have left
         self._end: End | None = None
         self.has_ended = threading.Event()
 
@@ -87,10 +88,10 @@ class Coordinator:
         now = time.monotonic()
         if new:
             ready = self._replica.submit(new)
-            observer.told_at = now
+            observer.sent_at = now
             if self._in_flight.keeps_times:
                 for entry in new:
-                    entry.told_at = now
+                    entry.sent_at = now
             decider.submit(ready, now)
         self._apply_decisions(now)
 
@@ -98,33 +99,33 @@ class Coordinator:
         """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
         if self._number not in self._gone:
             self._gone.add(self._number)
-            # Also after the end, so that others do not take the closed links of this rank for a loss.
+            # Even after the end: otherwise the other ranks would take the closed links of this rank for a loss.
             self._end_all(self._own_end(kind, "it left"))
 
     def fail(self, cause: str) -> None:
-        """Ends the group for all its ranks because of a failure on this one."""
+        """Ends the group on all ranks because of a failure on this rank."""
         self._end_all(self._own_end(EndKind.FAILED, cause))
 
     def batch_failed(self, error: HvdError) -> None:
-        """Ends the group because of a batch on this rank, which may have noticed first that another one is lost."""
+        """Ends the group on all ranks because a batch failed here; a `PeerLost` blames the lost rank, not this one."""
         if isinstance(error, PeerLost):
             self._end_all(End(EndKind.LOST, error.rank, error.host, error.cause))
         else:
             self.fail(str(error))
 
     def end(self, end: End) -> None:
-        """Ends the group for all its ranks, unless it has ended, because of ``end``, which may be another group's."""
+        """Ends the group on all ranks, unless it has ended. ``end`` may come from another group."""
         if self._end is None:
             self._end_all(end)
 
     @property
     def tuning(self) -> Tuning | None:
-        """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
+        """The tuning that the root has chosen; None before the first run. Any thread may read it."""
         return self._replica.tuning
 
     @property
     def ended_by(self) -> End | None:
-        """Returns what ended the group, if it has ended."""
+        """The end that ended the group, or None."""
         return self._end
 
     # ---- batches
@@ -135,7 +136,7 @@ class Coordinator:
             if isinstance(decision, End):
                 self._finish(decision)
                 continue
-            if self._end is not None:  # what crosses an end that counts at once is not run
+            if self._end is not None:  # an end that counts at once may overtake a run
                 continue
             works, mismatches = self._replica.apply(decision)
             if mismatches:
@@ -144,7 +145,7 @@ class Coordinator:
                 self._in_flight.finish((entry,), Mismatch(reason))
             for work in works:
                 work.arrival = observer.arrival
-                work.told_at = observer.told_at
+                work.sent_at = observer.sent_at
                 work.agreed_at = now
                 self._executor.put(work)
             observer.decided()
@@ -160,7 +161,7 @@ class Coordinator:
         return End(kind, self._number, self._host, cause)
 
     def _end_all(self, end: End) -> None:
-        """Ends the group on all ranks, and here even if that fails."""
+        """Ends the group on all ranks; on this rank even if sending the end fails."""
         try:
             self.decider.end(end)
         finally:
@@ -171,7 +172,7 @@ class Coordinator:
         if self._end is None and end.kind is not EndKind.REMOVED:
             report(end.rank, fate_of(end), self._report)
         if end.kind not in ORDERLY:
-            self._planes.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
+            self._planes.abort(error)  # even after the end: a batch agreed earlier may wait for the lost rank
         self.has_ended.set()  # the root agrees no batch after an end
         if self._end is not None:
             return

@@ -1,12 +1,12 @@
-"""Decides what the ranks of a group run.
+"""Decides which batches the ranks of a group run, and in which order.
 
-Each rank of a group has a *decider*, and the deciders of all ranks return the same runs in the same order. A turn gives
-its decider the messages of other ranks and what this rank submitted, and then takes the decisions. Today the root
-decides for all: its decider has the negotiator, and those of the other ranks send to it and receive from it. Ranks that
-agree without the root would be another decider: what this rank submits goes where all ranks can read it, any of them
-may decide, and `Decider.decisions` returns the decisions of all of them in their one order.
+Each rank has a *decider*, and the deciders of all ranks return the same runs in the same order. A turn passes the
+messages of other ranks and the tensors that this rank submitted to its decider, and then takes the decisions.
 
-The root decides as soon as the executor has room for a batch. So tensors accumulate, and fuse, while bytes are moving.
+The root decides for all ranks: a `RootDecider` has the negotiator, and a `RemoteDecider` on every other rank exchanges
+messages with it. A protocol without a root would be another `Decider`.
+
+The root decides as soon as its executor has room for a batch, so tensors accumulate and fuse while bytes are moving.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ Decision: TypeAlias = Run | End
 
 
 class Decider(ABC):
-    """One rank's part in the decisions of its group.
+    """One rank's part in the decisions of its group. It has no thread and no clock.
 
-    It has no thread and no clock: one thread calls it at a time, with ``now`` on the monotonic clock. Any thread may
-    call `tune` and read ``has_agreed`` and ``due``, the time at which `decisions` must be called even if nothing comes.
+    Calls must not overlap; ``now`` is a time of the monotonic clock. Any thread may call `tune` at any time, and read
+    ``has_agreed`` and ``due``: the time at which `decisions` must be called even if no message arrives, or None.
     """
 
     due: float | None = None
 
     @property
     def has_agreed(self) -> bool:
-        """True if `decisions` would return a run, given room for one."""
+        """True if `decisions` would return a run when called with ``has_room``."""
         return False
 
     @abstractmethod
     def receive(self, sender: int, message: Message, now: float) -> None:
-        """Takes a message of the rank ``sender`` of the group. Raises ProtocolError if no correct rank sends it."""
+        """Takes a message of group index ``sender``. Raises ProtocolError for a message that no correct rank sends."""
 
     @abstractmethod
     def submit(self, ready: Ready, now: float) -> None:
-        """Publishes what this rank has submitted."""
+        """Publishes the tensors that this rank has submitted."""
 
     @abstractmethod
     def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
-        """Returns what was decided since the last call, in the order that all ranks have.
+        """Returns the decisions since the last call, in the order that is the same on all ranks.
 
-        Without ``has_room`` for another batch, this rank decides nothing itself.
+        Without ``has_room`` for another batch, the root decides on no run.
         """
 
     @abstractmethod
     def end(self, end: End) -> None:
-        """Ends the group for all its ranks. An `ORDERLY` end is decided like a run; any other one counts at once.
+        """Ends the group on all ranks. An `ORDERLY` end is decided like a run; any other end counts at once.
 
-        A group may end several times: the first end counts, and later ones say which ranks have left.
+        May be called again: the first end counts, and later ones report which ranks have left.
         """
 
     @abstractmethod
     def tune(self, tuning: Tuning) -> None:
-        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on a rank that may not decide so."""
+        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on any rank but the root."""
 
 
 def decider_of(membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> Decider:
@@ -79,7 +79,7 @@ def decider_of(membership: Membership, options: Settings, link: ControlLink, obs
 
 
 class RootDecider(Decider):
-    """Decides for all ranks of the group, and watches for ranks that are late."""
+    """Decides for all ranks of the group, and watches for stalls and for ranks that are late."""
 
     def __init__(self, membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> None:
         self._ranks = ranks = membership.ranks
@@ -104,7 +104,7 @@ class RootDecider(Decider):
         if isinstance(message, Ready):
             if not self._has_ended:
                 was_last = self._negotiator.receive(sender, message)
-                self._observer.heard(sender, was_last, now)
+                self._observer.arrived(sender, was_last, now)
         elif isinstance(message, End):
             self.end(message)
         else:
@@ -113,7 +113,7 @@ class RootDecider(Decider):
     def submit(self, ready: Ready, now: float) -> None:
         if not self._has_ended:
             was_last = self._negotiator.receive(0, ready)
-            self._observer.heard(0, was_last, now)
+            self._observer.arrived(0, was_last, now)
 
     def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
         decided: Sequence[Decision] = ()
@@ -127,7 +127,7 @@ class RootDecider(Decider):
                     self._check_stalls(now)
                 else:
                     self._next_stall_check = None
-            due = self._held_until if has_room else None  # the executor wakes the coordinator when there is room
+            due = self._held_until if has_room else None  # without room: the executor wakes the coordinator later
             if due is None or (self._next_stall_check is not None and self._next_stall_check < due):
                 due = self._next_stall_check
             self.due = due
@@ -140,7 +140,7 @@ class RootDecider(Decider):
     def end(self, end: End) -> None:
         self._has_ended = True
         self._ends.append(end)
-        self._link.send(end)  # before this rank ends: whoever waits here may then end the process
+        self._link.send(end)  # before the waits on this rank end, after which the program may exit
 
     def tune(self, tuning: Tuning) -> None:
         self._negotiator.tuning = tuning
@@ -162,7 +162,7 @@ class RootDecider(Decider):
     def _check_stalls(self, now: float) -> None:
         interval_s = self._stall.interval_s
         assert interval_s is not None
-        if self._next_stall_check is None:  # most waits end at once, so only long ones are examined
+        if self._next_stall_check is None:  # most waits are short, so the first check comes after an interval
             self._next_stall_check = now + interval_s
         if now < self._next_stall_check:
             return
@@ -180,7 +180,7 @@ class RootDecider(Decider):
 
 
 class RemoteDecider(Decider):
-    """Sends to the root what this rank submitted, and receives the root's decisions."""
+    """Sends the tensors that this rank submitted to the root, and receives the root's decisions."""
 
     def __init__(self, membership: Membership, link: ControlLink) -> None:
         self._ranks = membership.ranks
@@ -204,11 +204,11 @@ class RemoteDecider(Decider):
     def end(self, end: End) -> None:
         if end.kind not in ORDERLY:
             self._decided.append(end)
-        self._link.send(end)  # an orderly end counts when the root answers, which knows what is still run before it
+        self._link.send(end)  # an orderly end counts when the root sends it back, after the runs that come before it
 
     def tune(self, tuning: Tuning) -> None:
-        raise ValueError(f"rank {self._ranks[0]} tunes this group, and no other rank")
+        raise ValueError(f"only rank {self._ranks[0]} tunes this group")
 
 
 def _unexpected(rank: int) -> ProtocolError:
-    return ProtocolError(f"rank {rank} sent a message that is not its to send")
+    return ProtocolError(f"rank {rank} sent a message that it must not send")

@@ -1,7 +1,7 @@
-"""Finishes batches that a device completes after its plane has taken them.
+"""Waits for the batches that a device completes after the call of its plane has returned.
 
-Threads that negotiate and run batches never wait for a device. The executor goes on once the plane has a batch,
-and a thread here waits in its place.
+Threads that negotiate and run batches never wait for a device: the executor goes on once it has issued a batch to the
+plane, and a thread of `Issued` waits for the device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hvdlite.planes.base import Completion
 
 
 class Issued:
-    """The batches that one plane has taken and its device has not completed, in order.
+    """The batches issued to one plane that its device has not completed, in order.
 
-    ``finish`` is called with each batch and None, or what its completion raised.
+    ``finish`` is called with each batch, and with None or the error that its completion raised.
     """
 
     def __init__(self, finish: Callable[[Work, Exception | None], None]) -> None:
@@ -33,7 +33,7 @@ class Issued:
         self._thread.start()
 
     def put(self, work: Work, completion: Completion, memory: Any = None) -> None:
-        """Finishes ``work`` when ``completion`` is done, and keeps ``memory`` until then."""
+        """Finishes ``work`` when ``completion`` is done, and keeps a reference to ``memory`` until then."""
         self._works.append(work)
         self._due.put(partial(self._wait, completion, memory))
 
@@ -42,15 +42,15 @@ class Issued:
         return list(self._works)
 
     def drain(self) -> None:
-        """Waits until all batches put before are finished."""
+        """Waits until all batches that were put earlier are finished."""
         is_drained = threading.Event()
         self._due.put(is_drained.set)
         is_drained.wait()
 
     def close(self, deadline: float) -> bool:
-        """Ends the thread when all is finished. False if that is not so by ``deadline``, on the monotonic clock.
+        """Ends the thread once all batches are finished. False if some are not by ``deadline``, on the monotonic clock.
 
-        Nothing may be put afterwards. May be called again.
+        May be called again. No `put` may follow.
         """
         if not self._is_closing:
             self._is_closing = True
@@ -61,14 +61,14 @@ class Issued:
     def _serve(self) -> None:
         while (step := self._due.get()) is not None:
             step()
-            step = None  # what its completion holds goes now, not when the next batch comes
+            step = None  # frees the completion's memory now, not when the next batch comes
 
     def _wait(self, completion: Completion, memory: Any) -> None:
         error: Exception | None = None
         try:
             completion.wait()
-        except Exception as raised:  # whatever it is, the waiting handles must fail with it
+        except Exception as raised:  # of any type: the waiting handles must fail with it
             error = raised
         self._finish(self._works[0], error)
         self._works.popleft()
-        del memory  # an error that is kept has this frame
+        del memory  # the traceback of a kept error refers to this frame

@@ -1,9 +1,10 @@
-"""Moves bytes: runs batches in the order in which they were agreed, one native call each, one at a time.
+"""Moves bytes: runs batches one at a time, in the order in which they were agreed, each with one native call.
 
-They run in a thread of its own, or in a thread that waits for a result (`run_here`), which saves two switches
-between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
-that is queued while somebody runs others is never forgotten. What a plane has only been given is out of the way of what
-follows; `Issued` finishes it.
+Batches run in the executor's thread, or in a thread that waits for a result (`run_here`), which saves two switches
+between threads. A thread that holds the lock runs all queued batches, and checks the queue again after it released the
+lock. So a batch that is queued while another thread holds the lock is never left over.
+
+If a device moves the bytes, the executor goes on with the next batch, and `Issued` waits for the device.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from hvdlite.tensors.streams import Launch
 
 
 class Executor:
-    """Runs batches until it is closed.
+    """Runs batches until `close`.
 
-    ``on_done`` is called when the executor's own thread has run some, and ``on_failure`` with the error of each batch
-    that failed. A failed batch fails its entries; what follows it fails too, because the plane stays aborted.
+    ``on_done`` is called when the executor's thread has run batches, and ``on_failure`` with the error of each batch
+    that failed. A failed batch fails its entries; later batches fail too, because the plane stays aborted.
     """
 
     def __init__(
@@ -51,24 +52,24 @@ class Executor:
         self._unfinished: deque[Work] = deque()
         observer.agreed = self._unfinished
         self._issued: dict[str, Issued] = {}  # by kind of device
-        self._is_running = threading.Lock()
+        self._is_running = threading.Lock()  # held by the thread that runs batches
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
         self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
         self._thread.start()
 
     @property
     def backlog(self) -> int:
-        """Number of batches that run or wait to run, without those that a device works on by itself."""
+        """Number of batches that run or wait to run, without the issued ones."""
         return len(self._unfinished)
 
     @property
     def is_issuing(self) -> bool:
-        """True if a device works on batches by itself."""
+        """True if a device has not completed some issued batch."""
         return any(issued.works() for issued in list(self._issued.values()))
 
     def entries(self) -> set[Entry]:
         """Returns the entries of all unfinished batches."""
-        works = list(self._unfinished)  # first, because batches move from here to the issued ones
+        works = list(self._unfinished)  # read first, because batches move from here to the issued ones
         for issued in list(self._issued.values()):
             works += issued.works()
         return {entry for work in works for entry in work.entries}
@@ -83,7 +84,7 @@ class Executor:
             self._tokens.put(True)
 
     def run_here(self, until: Drive | None = None) -> bool:
-        """Runs queued batches, in this thread, until ``until`` is done. False if there were none."""
+        """Runs queued batches in this thread, until ``until`` is done or the queue is empty. False if it ran none."""
         has_run = False
         while self._unfinished and self._is_running.acquire(blocking=False):
             try:
@@ -98,7 +99,10 @@ class Executor:
         return has_run
 
     def close(self, deadline: float) -> bool:
-        """Lets queued batches finish, then ends the thread. False if they have not finished by ``deadline``."""
+        """Ends the thread once all queued batches have finished.
+
+        False if they have not finished by ``deadline``, on the monotonic clock.
+        """
         self._tokens.put(True)
         self._tokens.put(False)
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -113,7 +117,7 @@ class Executor:
         while self._tokens.get():
             if self.run_here():
                 self._on_done()
-        while self._unfinished:  # a thread that ran batches at the last look may have left some to this one
+        while self._unfinished:  # left over by a thread that held the lock until its own handle was done
             with self._is_running:
                 pass
             self.run_here()
@@ -124,22 +128,16 @@ class Executor:
         completion: Completion | None = None
         error: Exception | None = None
         try:
-            if self._issued and work.entries[0].request.kind is Kind.JOIN:  # it says that all before it is done
+            if self._issued and work.entries[0].request.kind is Kind.JOIN:  # a join ends after all batches before it
                 for issued in self._issued.values():
                     issued.drain()
             completion = run(work, self._planes)
             if completion is not None:
                 self._issue(work, completion)
-        except Exception as raised:  # whatever it is, the waiting handles must fail with it
+        except Exception as raised:  # of any type: the waiting handles must fail with it
             error = raised
-        if error is not None:
+        if error is not None or completion is None:
             self._finish(work, error)
-        elif completion is None:
-            self._observer.done(work)
-            self._in_flight.finish(work.entries)
-            work.entries = work.rows = ()  # the observer keeps the rest
-            if self._in_flight.keeps_times:
-                work.finished_at = time.monotonic()
         self._unfinished.popleft()
 
     def _issue(self, work: Work, completion: Completion) -> None:
@@ -147,24 +145,24 @@ class Executor:
         if kind not in self._issued:
             try:
                 self._issued[kind] = Issued(self._finish)
-            except Exception:  # no thread can be started
+            except Exception:  # no thread could be started
                 completion.wait()  # the batch fails, and its tensors must not be freed while the device has them
                 raise
         launched = [entry for entry in work.entries if isinstance(entry, OnDevice)]
         for entry in launched:
             entry.launch = cast(Launch, completion)
         self._issued[kind].put(work, completion, [memory_of(entry) for entry in work.entries])
-        if launched:  # streams order the rest
+        if launched:  # done now: streams order what follows
             self._in_flight.finish(launched)
 
     def _finish(self, work: Work, raised: Exception | None) -> None:
         error = None
         if raised is not None:
             error = raised if isinstance(raised, HvdError) else _failure(work, raised)
-            self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
+            self._on_failure(error)  # first: the program may shut down when it wakes, and the other ranks must know why
         self._observer.done(work)
         self._in_flight.finish(work.entries, error)
-        work.entries = work.rows = ()
+        work.entries = work.rows = ()  # subscribers may keep the work, but not its tensors
         if self._in_flight.keeps_times:
             work.finished_at = time.monotonic()
 

@@ -1,16 +1,16 @@
-"""The tensors in flight on this rank. The user's threads submit them and wait; hvdlite's threads finish them.
+"""The tensors in flight on this rank. The user's threads submit tensors and wait; hvdlite's threads finish them.
 
-The first submit wakes the coordinator, and the next one that does is the first after the coordinator has taken what was
-submitted. Other threads may run between the submits of a `burst`, so its wake comes at the end.
+A submit wakes the coordinator unless an earlier one has woken it and it has not taken the new entries yet. The submits
+of a `burst` wake it once, at the end, because otherwise other threads would run between them.
 
-A signal handler may raise in the main thread between any two steps, and a lock held by the thread would then stay
-locked. So submitting and waiting take no lock. Each step is one operation of a built-in container, and a submit that is
-interrupted has happened completely or not at all (`InFlight._after_interrupt`). The one lock is for the threads that
-finish entries, which are hvdlite's.
+A signal handler may raise in the main thread between any two steps, and a lock that the main thread holds would then
+stay locked. So submitting and waiting take no lock. Each step is one atomic operation of a built-in container, and an
+interrupted submit has happened completely or not at all (`InFlight._after_interrupt`). The one lock serializes the
+threads that finish entries, which are hvdlite's own.
 
-An interrupted call leaves its entry in flight, because the other ranks make the same call. The thread's next call of
-that name does not fail with DuplicateName: it is submitted once that entry is done. So is any thread's next call if the
-entry was abandoned.
+An interrupted call leaves its entry in flight, because the other ranks make the same call. When the same thread calls
+again with that name, the new call does not fail with DuplicateName: it is *deferred*, and submitted once the old entry
+is done. After an abandoned entry, a call of any thread is deferred.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from hvdlite.negotiation.unnamed import Unnamed
 
 
 class InFlight:
-    """Entries by name, the new ones in order of submission, and the error that ended the session, if one did.
+    """The entries in flight of one group on this rank. ``wake`` wakes the coordinator.
 
-    ``waiters`` wait for a handle. Some thread has waited without a break since ``waited_since``; an interrupted wait
-    lasts until its handle is done. With ``keeps_times``, which the observer sets, entries and batches get times that
-    only a timeline needs.
+    ``waiters`` has the waiters of each handle. While it is not empty, at least one thread has waited at any time since
+    ``waited_since``, on the monotonic clock; an interrupted wait counts until its handle is done. With ``keeps_times``,
+    which the observer sets, entries and batches get the times that only a timeline needs.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._by_name: dict[str, Entry] = {}
         self._new: list[Entry] = []
-        self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
+        self._deferred: list[Sequence[Entry]] = []  # one item for each call; see the top of this file
         self.waiters: dict[Handle, list[Waiter]] = {}
         self.waited_since = 0.0
         self.keeps_times = False
-        self._is_awake = False  # the coordinator was woken and has not yet taken the new entries
+        self._is_awake = False  # the coordinator was woken, and has not taken the new entries yet
         self._bursts: list[None] = []  # one item for each open burst
         self._error: HvdError | None = None
         self._lock = threading.Lock()  # for threads that finish entries
@@ -54,10 +54,10 @@ class InFlight:
         return bool(self._by_name)
 
     def submit(self, entry: Entry) -> Handle:
-        """Puts ``entry`` in flight, wakes the coordinator if it is not awake yet, and returns the caller's handle.
+        """Puts ``entry`` in flight, wakes the coordinator if needed, and returns the caller's handle.
 
-        Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
-        and the session's error once it has ended.
+        Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined
+        and `join` has not returned, and after the end of the group the error that ended it.
         """
         by_name = self._by_name
         try:
@@ -68,8 +68,8 @@ class InFlight:
             if by_name.setdefault(entry.name, entry) is entry:
                 self._new.append(entry)
             else:
-                self._put_behind((entry,))
-            if self._error is not None:  # the session ended meanwhile, perhaps without this entry
+                self._defer((entry,))
+            if self._error is not None:  # the group ended meanwhile, perhaps before it had this entry
                 self._withdraw((entry,))
                 self.end(self._error)
                 raise self._refusal()
@@ -84,9 +84,9 @@ class InFlight:
             raise
 
     def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
-        """Puts all of ``entries`` in flight or none, like `submit`.
+        """Puts all of ``entries`` in flight or none. Raises as `submit` does.
 
-        With ``will_wait`` the caller waits next, so no thread is woken, even if an interrupt prevents that wait.
+        With ``will_wait`` the caller waits next and drives, so the coordinator is not woken.
         """
         by_name = self._by_name
         try:
@@ -102,7 +102,7 @@ class InFlight:
                     entry.submitted_at = now
             for entry in entries:
                 if by_name.setdefault(entry.name, entry) is not entry:
-                    self._put_behind(entries)
+                    self._defer(entries)
                     break
             else:
                 self._new.extend(entries)
@@ -119,21 +119,21 @@ class InFlight:
             self._after_interrupt(entries)
             raise
 
-    def _put_behind(self, entries: Sequence[Entry]) -> None:
-        """Lets `take_new` submit ``entries`` when interrupted or abandoned calls, which have their names, are done.
+    def _defer(self, entries: Sequence[Entry]) -> None:
+        """Lets `take_new` submit ``entries`` once the interrupted or abandoned calls of their names are done.
 
-        Raises DuplicateName if other calls have a name.
+        Raises DuplicateName if any other call has one of the names.
         """
         self._withdraw(entries)
         caller, names = threading.get_ident(), {entry.name for entry in entries}
-        waiting = [other for call in self._behind for other in call if other.name in names]
+        waiting = [other for call in self._deferred for other in call if other.name in names]
         holding = [self._by_name.get(name) for name in names]
         for other in (*holding, *waiting):
             if other is not None and other.caller not in (caller, NOBODY):
                 raise self._refusal(other.name)
         if len(names) < len(entries):
             raise self._refusal(entries[0].name)
-        self._behind.append(entries)
+        self._deferred.append(entries)
 
     def _withdraw(self, entries: Iterable[Entry]) -> None:
         """Withdraws entries that no turn has seen."""
@@ -142,7 +142,7 @@ class InFlight:
                 self._by_name.pop(entry.name, None)
 
     def _after_interrupt(self, entries: Sequence[Entry]) -> None:
-        """Leaves ``entries`` in flight as an interrupted call of this thread, or takes back what was not submitted."""
+        """Leaves ``entries`` in flight as an interrupted call of this thread; withdraws them if not yet submitted."""
         first = next(iter(entries), None)
         if first is None:
             return
@@ -154,8 +154,8 @@ class InFlight:
         self._wake()
 
     def _has(self, entry: Entry) -> bool:
-        """True if ``entry`` was submitted. Searches in the order in which entries move, so as not to miss one."""
-        return any(entry in call for call in self._behind) or entry in self._new or entry.was_taken_up
+        """True if ``entry`` was submitted. Looks in the order in which entries move, so that it misses none."""
+        return any(entry in call for call in self._deferred) or entry in self._new or entry.was_taken_up
 
     def _refusal(self, name: str = "") -> HvdError | DuplicateName:
         if self._error is not None:
@@ -168,7 +168,7 @@ class InFlight:
 
     @contextmanager
     def burst(self) -> Iterator[None]:
-        """A context in which submits, of any thread, wake the coordinator once, at the end."""
+        """A context in which submits of any thread wake the coordinator only once, at the end."""
         try:
             self._bursts.append(None)
             yield
@@ -178,10 +178,10 @@ class InFlight:
                 self._wake()
 
     def take_new(self) -> list[Entry]:
-        """Takes the entries submitted since the last call, in order. Called in a turn."""
+        """Takes the entries submitted since the last call, in order. Only turns call it."""
         self._is_awake = False
-        if self._behind:
-            self._submit_freed()
+        if self._deferred:
+            self._submit_deferred()
         new = self._new[:]
         for entry in new:
             entry.was_taken_up = True
@@ -190,39 +190,39 @@ class InFlight:
             return self._before_join(new)
         return new
 
-    def _submit_freed(self) -> None:
-        """Submits calls that waited behind interrupted ones that are done now; calls of one name in order."""
+    def _submit_deferred(self) -> None:
+        """Submits the deferred calls whose names are free now; calls with a common name in order."""
         waiting: set[str] = set()
-        for call in self._behind[:]:
+        for call in self._deferred[:]:
             names = {entry.name for entry in call}
             if waiting.isdisjoint(names) and self._by_name.keys().isdisjoint(names):
                 if all(self._by_name.setdefault(entry.name, entry) is entry for entry in call):
                     self._new.extend(call)
-                    self._leave_behind(call)
+                    self._remove_deferred(call)
                 else:  # another thread has just taken one of the names
                     self._withdraw(call)
             waiting |= names
 
-    def _leave_behind(self, call: Sequence[Entry]) -> None:
-        """Removes ``call``, which is new now, from those behind; if `end` has just refused it, it is not new either."""
+    def _remove_deferred(self, call: Sequence[Entry]) -> None:
+        """Removes ``call``, which is new now, from the deferred calls. If `end` has just failed it, withdraws it."""
         try:
-            self._behind.remove(call)
+            self._deferred.remove(call)
         except ValueError:
             self._withdraw(call)
             for entry in call:
                 self._new.remove(entry)
 
     def _before_join(self, new: list[Entry]) -> list[Entry]:
-        """Returns ``new`` without entries that another thread submitted just as this one joined."""
+        """Returns ``new`` without the entries that other threads submitted after the join, which fail."""
         join = self._by_name[JOIN_NAME]
         kept = new[: new.index(join) + 1] if join in new else []
         self.finish(new[len(kept) :], _has_joined())
         return kept
 
     def count(self, entry: Entry) -> bool:
-        """Replaces the `Unnamed` of ``entry``, which this turn has taken, by its name.
+        """Gives ``entry``, which this turn has taken, an automatic name in place of its `Unnamed`.
 
-        False if the user has the same name in flight: then the entry fails with DuplicateName.
+        False if a tensor that the user gave the same name is in flight: ``entry`` then fails with DuplicateName.
         """
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)
@@ -235,14 +235,14 @@ class InFlight:
         return True
 
     def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
-        """Marks ``entries`` done, releases their memory, and wakes their waiters. For hvdlite's threads only."""
-        freed = []  # without the lock: freeing may take long, or run code that submits
+        """Marks ``entries`` done, frees their memory, and wakes their waiters. For hvdlite's threads only."""
+        freed = []  # freed without the lock: that may take long, or run code that submits
         with self._lock:
             by_name = self._by_name
             for entry in entries:
                 name = entry.name
                 if by_name.get(name) is not entry:
-                    continue  # finished already, or a place that this rank filled without having submitted
+                    continue  # finished already, or made by `of_joined` on a rank that has joined
                 del by_name[name]
                 entry.error = error
                 entry.is_done = True
@@ -252,11 +252,11 @@ class InFlight:
                     freed.append(entry.allocate)
                     entry.allocate = None
         freed.clear()
-        if self.waiters:  # read after `is_done` was set; waiters do it the other way round
+        if self.waiters:  # read after `is_done` is set: `watch` adds a waiter before it reads `is_done`
             for handle in list(self.waiters):  # few: one for each thread
                 if handle.is_done:
                     self._release(handle)
-        if self._behind:
+        if self._deferred:
             self._wake()
 
     def _release(self, handle: Handle) -> None:
@@ -264,18 +264,18 @@ class InFlight:
             _release_all(waiters)
 
     def end(self, error: HvdError) -> None:
-        """Refuses new entries with ``error``. The first error stays."""
+        """Refuses new entries and fails deferred ones with ``error``. Of several calls the first error stays."""
         self._error = self._error or error
-        with suppress(IndexError):  # another thread may take the last one
+        with suppress(IndexError):  # the list is empty; several threads may get here
             while True:
-                call = self._behind.pop()
+                call = self._deferred.pop()
                 for entry in call:
                     entry.error = error
                     entry.is_done = True
                     self._release(entry)
 
     def forget(self, error: HvdError) -> None:
-        """Fails every entry with ``error`` where no thread will finish it. Takes no lock: a fork may copy it locked."""
+        """Fails every entry with ``error`` in a forked child. Takes no lock: the fork may have copied it locked."""
         self.end(error)
         for entry in self.all():
             entry.error = error
@@ -284,7 +284,7 @@ class InFlight:
 
     @property
     def has_ended(self) -> bool:
-        """True if new entries are refused. Then those that were in flight may be no more."""
+        """True if new entries are refused. Entries that were in flight may have failed by then."""
         return self._error is not None
 
     def all(self) -> list[Entry]:
@@ -292,12 +292,12 @@ class InFlight:
         return list(self._by_name.values())
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
-        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
+        """Releases ``waiter`` once, in any thread, when ``handle`` is done. False if it was done already."""
         if not self.waiters:
             self.waited_since = time.monotonic()
         waiters = self.waiters.setdefault(handle, [])
         waiters.append(waiter)
-        if handle.is_done:  # the finishing thread may have looked before, or between the two steps
+        if handle.is_done:  # the finishing thread may have read `waiters` before the waiter was in it
             self._release(handle)
             _release_all(waiters)
             return False
@@ -308,13 +308,6 @@ class InFlight:
         if not self._has(entry):
             self.waiters.pop(entry, None)
 
-    def wait(self, handle: Handle) -> None:
-        """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""
-        waiter = threading.Lock()
-        waiter.acquire()
-        if self.watch(handle, waiter):
-            waiter.acquire()
-
 
 def _has_joined() -> HorovodInternalError:
     return HorovodInternalError(
@@ -324,10 +317,10 @@ def _has_joined() -> HorovodInternalError:
 
 
 def _release_all(waiters: list[Waiter]) -> None:
-    """Takes each of ``waiters`` off the list and releases it. Other threads may do so, and append, at the same time."""
+    """Removes each waiter from ``waiters`` and releases it. Other threads may do so, and append, at the same time."""
     try:
         while waiters:
-            waiter = waiters.pop()  # lives while it rings: a wait that was interrupted may have left it here alone
+            waiter = waiters.pop()  # keeps a `Bell` alive during `release`: an interrupted wait has no reference to it
             waiter.release()
     except IndexError:  # another thread has taken the last one
         return

@@ -1,18 +1,18 @@
-"""Works for the main thread, in which Python runs signal handlers.
+"""Takes turns and runs batches for the main thread, in which Python runs signal handlers.
 
-A handler may raise between any two steps of the main thread. In the middle of a turn, or of a batch, that would leave
-this rank's state half changed. So the main thread never takes turns and never runs batches. It appends to a queue,
-which is one atomic step, rings a bell, and waits on its own bell. A thread of the group does the rest: it drives
-(`hvdlite.groups.group`) while the main thread waits, and continues calls of several collectives. So an exception ends a
-wait and nothing else.
+A handler may raise between any two steps of the main thread. In the middle of a turn or of a batch, that would leave
+this rank's state half changed. So the main thread never takes turns and never runs batches. It appends its handle to a
+queue, which is one atomic step, rings the bell of a thread of the group, and waits on a bell of its own. That thread
+drives (`hvdlite.groups.group`) while the main thread waits, so an exception ends the wait and nothing else.
 
-The price is one switch from thread to thread at the beginning of a wait and one at its end. Both release the GIL before
-they wake the other thread, which would otherwise be woken twice.
+The price is one switch between threads at the beginning of a wait and one at its end. Each thread releases the GIL
+before it wakes the other one, which would otherwise wake twice.
 
-Calls of several collectives are *chained*: each collective needs the result of the one before, and other ranks wait for
-all of them, also when a signal handler interrupts the call on this one. So the caller submits the first, together with
-what follows it, which is due when that is done. It is done in the order in which first collectives are done, which is
-the same on all ranks, and before all driving, since it may be what other ranks wait for.
+The same thread continues *chained* calls. Such a call needs several collectives, each of which needs the result of the
+one before. The other ranks run all of them, so this rank must too, even if a signal handler interrupts the call. The
+caller therefore submits the first collective together with the *rest*, a function that makes the further calls. Rests
+run in the order in which their first collectives are done, which is the same on all ranks. They run before the thread
+drives for anything else, because other ranks may wait for them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from hvdlite.engine.apart import is_seen
+from hvdlite.engine.apart import POLL_S, wait_briefly
 from hvdlite.engine.inflight import InFlight
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
@@ -31,17 +31,15 @@ from hvdlite.net.wake import Bell
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.2  # a signal received by another thread does not interrupt this thread's system call
-
 
 class Drive:
-    """The waiter of a thread that drives for ``handle``. It is done when the handle is, or when it is released.
+    """The waiter of a thread that drives for ``handle``. It is done once it is released, which ends the driving.
 
-    ``driver`` is released after it: that wakes the thread if it sleeps on the control link.
+    `release` also releases ``driver``, which wakes the thread if it sleeps on the control link.
     """
 
     is_done = False
-    _gate: threading.Lock | None = None  # only where it is slept on
+    _gate: threading.Lock | None = None  # made by `sleep`
 
     def __init__(self, handle: Handle, driver: Waiter) -> None:
         self.handle = handle
@@ -55,20 +53,21 @@ class Drive:
         self._driver.release()
 
     def sleep(self) -> None:
-        """Sleeps until it is released, while another thread drives."""
+        """Sleeps until released, while another thread drives."""
         gate = threading.Lock()
         gate.acquire()
-        self._gate = gate  # before the look, since `release` does it the other way round
+        self._gate = gate  # set before `is_done` is read: `release` sets `is_done` before it reads the gate
         if not self.is_done:
             gate.acquire()
 
 
 class MainThreadDriver:
-    """The thread that works for the main one in a group, until `stop`.
+    """The thread that drives for the main thread in one group, until `stop`.
 
-    ``drive`` is called in it with each `Drive`, whose driver is ``driver``, and returns when that is done. ``wake`` is
-    called in the main thread when that waits while the thread works at what is not done: because an earlier wait was
-    interrupted, or a handler waits, too. ``run`` submits an entry and returns when it is done.
+    ``drive`` is called in this thread with each `Drive`, whose driver is ``driver``, and returns when the `Drive` is
+    done. ``run`` submits an entry and returns when it is done. ``wake`` wakes the coordinator's thread. The main thread
+    calls it when it waits while this thread is busy with another handle, because an earlier wait was interrupted or
+    because a signal handler waits.
     """
 
     def __init__(
@@ -84,52 +83,52 @@ class MainThreadDriver:
         self._driver = driver
         self._wake = wake
         self._run = run
-        self._asked: deque[Handle] = deque()  # the next handle to drive for
-        self._due: deque[_Rest] = deque()
-        self._doing: Drive | _Rest | None = None  # what it does, or will do next
-        self._call = Bell()
-        self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
+        self._to_drive: deque[Handle] = deque()  # handles of the main thread's waits
+        self._rests: deque[_Rest] = deque()
+        self._current: Drive | _Rest | None = None  # in progress, or next
+        self._bell = Bell()
+        self._bells = [Bell()]  # unused ones; made now, so that one wait works even when descriptors have run out
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-main-driver", daemon=True)
-        self._thread.start()  # here, because an interrupt of the first wait could leave it half started
+        self._thread.start()  # here, because an interrupt of the first wait could leave the thread half started
 
     # ---- the main thread
 
     def wait(self, handle: Handle) -> None:
-        """Returns when ``handle`` is done. For the main thread; a wait may be nested in another one."""
+        """Returns when ``handle`` is done. For the main thread. A signal handler may wait inside of another wait."""
         bell = self._bells.pop() if self._bells else Bell()
         try:
             if not self._in_flight.watch(handle, bell):
                 return
-            # The order of these steps matters, see `_serve`.
-            if self._asked or not ((doing := self._doing) is None or doing.is_done):
+            # This order matters: `_drive_next` sets `_current` before it takes the handle from the queue.
+            if self._to_drive or not ((current := self._current) is None or current.is_done):
                 self._wake()
-            self._asked.append(handle)
-            self._call.release()
+            self._to_drive.append(handle)
+            self._bell.release()
             while not handle.is_done:
-                bell.wait(_LOOK_S)
-            if self._asked:  # it is busy with another handle, perhaps for ever
-                with suppress(ValueError):  # it was just taken
-                    self._asked.remove(handle)
+                bell.wait(POLL_S)
+            if self._to_drive:  # the thread is busy with another handle, perhaps for ever
+                with suppress(ValueError):  # the thread has just taken it
+                    self._to_drive.remove(handle)
         finally:
             self._bells.append(bell)
 
     def run_chained(self, first: Entry, rest: Callable[[], T]) -> T:
-        """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then.
+        """Submits ``first``, waits for it, calls ``rest``, and returns its result or raises its error.
 
-        If a signal handler raises in the main thread meanwhile, either nothing was submitted, or all goes on.
+        If a signal handler raises in the main thread meanwhile, either nothing was submitted, or ``rest`` still runs.
         """
         if threading.get_ident() != threading.main_thread().ident:
             self._run(first)
             return rest()
-        later = _Rest(rest, self._put)
+        later = _Rest(rest, self._add_rest)
         try:
             self._in_flight.watch(first, later)
             self._run(first)
         except BaseException:
             self._in_flight.unwatch(first)
             raise
-        while not is_seen(later.is_over):
+        while not wait_briefly(later.is_over):
             pass
         if later.error is not None:
             raise later.error
@@ -138,72 +137,72 @@ class MainThreadDriver:
 
     # ---- any thread
 
-    def _put(self, rest: _Rest) -> None:
-        self._due.append(rest)
-        if isinstance(doing := self._doing, Drive):
-            doing.release()
-        self._call.release()
+    def _add_rest(self, rest: _Rest) -> None:
+        self._rests.append(rest)
+        if isinstance(current := self._current, Drive):
+            current.release()
+        self._bell.release()
         if self._is_stopping:
-            self._do_rests()
+            self._run_rests()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread once it is done with what it does, which fails at once after the end of the group."""
+        """Ends the thread, and waits up to ``timeout_s`` for it. Call it after the end of the group."""
         self._is_stopping = True
-        if isinstance(doing := self._doing, Drive):
-            doing.release()
-        self._call.release()
+        if isinstance(current := self._current, Drive):
+            current.release()
+        self._bell.release()
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Closes the descriptors, except that of a wait to which a signal handler has not returned yet."""
+        """Closes the descriptors, except the bell of a wait to which a signal handler has not returned yet."""
         self._bells.clear()
-        self._call.close()
+        self._bell.close()
 
     # ---- its own thread
 
     def _serve(self) -> None:
         while not self._is_stopping:
-            self._call.wait()
+            self._bell.wait()
             while not self._is_stopping:
-                if self._due:
-                    self._do_rests()
-                if not self._asked:
+                if self._rests:
+                    self._run_rests()
+                if not self._to_drive:
                     break
                 self._drive_next()
-        self._do_rests()
+        self._run_rests()
 
     def _drive_next(self) -> None:
-        """Drives for one wait. A function of its own, since the sleeping thread must not keep a handle alive."""
+        """Drives for one wait. A separate function, so that the sleeping thread keeps no handle alive."""
         try:
-            drive = Drive(self._asked[0], self._driver)
-            self._doing = drive  # before its handle leaves the queue, so that `wait` sees it here or there
-            self._asked.remove(drive.handle)
+            drive = Drive(self._to_drive[0], self._driver)
+            self._current = drive  # before its handle leaves the queue, so that `wait` sees it in one of the two
+            self._to_drive.remove(drive.handle)
         except (IndexError, ValueError):  # its wait has just ended
-            self._doing = None
+            self._current = None
             return
-        if self._in_flight.watch(drive.handle, drive) and not self._due:  # asked last, see `_put`
+        if self._in_flight.watch(drive.handle, drive) and not self._rests:  # read after `_current` is set
             self._drive(drive)
-        self._doing = None
-        if not drive.handle.is_done:  # something is due
-            self._asked.appendleft(drive.handle)
+        self._current = None
+        if not drive.handle.is_done:  # a rest interrupted the driving
+            self._to_drive.appendleft(drive.handle)
 
-    def _do_rests(self) -> None:
-        """Does what is due. At the end of the group any thread may do that."""
-        while self._due:
+    def _run_rests(self) -> None:
+        """Runs the rests that are due. Once the group has ended, any thread may call it."""
+        while self._rests:
             try:
-                self._doing = rest = self._due.popleft()
+                self._current = rest = self._rests.popleft()
             except IndexError:  # another thread has taken it
                 return
-            rest.do()
-            self._doing = None
+            rest.run()
+            self._current = None
 
 
 class _Rest:
-    """The rest of a call, as the waiter of its first collective."""
+    """The rest of a chained call. It is the waiter of the first collective."""
 
-    def __init__(self, function: Callable[[], Any], put: Callable[[_Rest], None]) -> None:
+    def __init__(self, function: Callable[[], Any], add: Callable[[_Rest], None]) -> None:
         self._function = function
-        self._put = put
+        self._add = add
         self.is_done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -211,9 +210,9 @@ class _Rest:
         self.is_over.acquire()
 
     def release(self) -> None:
-        self._put(self)
+        self._add(self)
 
-    def do(self) -> None:
+    def run(self) -> None:
         try:
             self.result = self._function()
         except BaseException as error:  # the caller raises it

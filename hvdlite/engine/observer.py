@@ -1,8 +1,8 @@
-"""What one group does on this rank: its quantities, what it is in the middle of, and the batches as they are done.
+"""Observes one group on this rank: its quantities, its state, and each batch when it is done.
 
-A turn and the executor write times into the `Work` of a batch on their way, so a batch needs no record beside it.
-Subscribers get each `Work` when it is done, after which nothing of it changes but that it lets go of its entries.
-Rank 0 also knows when requests of each rank arrived, since all ranks send theirs to it.
+Turns and the executor write times into the `Work` of a batch, so a batch needs no further record. Subscribers receive
+each `Work` when it is done; after that the executor only removes its entries. The root, to which all ranks send their
+requests, also records when the requests of each rank arrived.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from hvdlite.planes.base import Planes
 
 
 class Statistics(NamedTuple):
-    """One group on this rank: some of its quantities, the name of the data plane for each kind of device, and what all
-    data planes count.
+    """Quantities of one group on this rank, since it was opened.
+
+    ``planes`` has the name of the data plane for each kind of device, and ``counters`` the sums of the counters of all
+    data planes. ``batches`` are done. `hvdlite.metrics.table` explains the other quantities.
     """
 
     planes: Mapping[str, str]
@@ -40,11 +42,12 @@ class Statistics(NamedTuple):
 
 
 class State(NamedTuple):
-    """What one group on this rank is in the middle of.
+    """What one group does on this rank at one moment.
 
-    ``in_flight`` tensors are submitted and not done, and ``first`` has kinds and names of the oldest. Some thread has
-    only waited for ``waiting_s``, or 0 if none waits, and for ``unagreed_s`` of that no batch was agreed. ``missing``
-    is the rank for which all others wait, or UNKNOWN. Nothing is in flight in a group that ``has_ended``.
+    ``in_flight`` tensors are submitted and not done; ``first`` has the kinds and names of the oldest. At least one
+    thread has waited at any time for ``waiting_s`` (0 if none waits); for ``unagreed_s`` of that time no batch was
+    agreed. ``missing`` is the group index of the rank for which all other ranks wait, or UNKNOWN. In a group that
+    ``has_ended`` nothing stays in flight.
     """
 
     in_flight: int
@@ -56,27 +59,27 @@ class State(NamedTuple):
 
 
 Subscriber = Callable[[Work], None]
-"""Called with each batch when it is done, in the thread that ran it, before its waiters wake. Must not wait."""
+"""Called with each batch when it is done, in the thread that finishes it, before its waiters wake. Must not block."""
 
 
 class Observer:
     """The observer of one group on this rank.
 
-    - ``told_at``: when this rank last sent what it had submitted. A turn writes it.
-    - ``arrival``: the arrivals of what is decided next, or None if nothing of it has arrived. A turn reads it.
-    - ``agreed``: the batches that were agreed and have not run. The executor keeps them.
-    - ``missing``: the rank for which all others wait, if there is one such rank and they have waited for long.
-    - ``on_turn``: called at the beginning of each turn, in its thread. It must not wait.
-    - ``on_finding``: called with what a turn found out about the job. Returns whether somebody shows it to the user.
+    - ``sent_at``: when this rank last published what it had submitted. Turns write it.
+    - ``arrival``: what has arrived since the last decision, or None if nothing has. Turns read it.
+    - ``agreed``: the batches that were agreed and have not run. The executor changes them.
+    - ``missing``: the rank for which all other ranks have waited for long, if there is exactly one.
+    - ``on_turn``: called at the beginning of each turn, in its thread. It must not block.
+    - ``on_finding``: called with what a turn found out about the job. Returns True if it shows the finding to the user.
 
-    ``leader_of`` has for each rank the rank through which its messages arrive.
+    Ranks are group indices. ``leader_of`` has for each rank the rank through which its messages arrive.
     """
 
     def __init__(self, in_flight: InFlight, leader_of: Sequence[int]) -> None:
-        self.told_at = 0.0
+        self.sent_at = 0.0
         self._leader_of = leader_of
         self._leader = UNKNOWN
-        self._heard_at = self._others_heard_at = math.inf
+        self._arrived_at = self._others_arrived_at = math.inf
         self.arrival: Arrival | None = None
         self.on_turn: Callable[[], None] | None = None
         self.on_finding: Callable[[Finding], bool] | None = None
@@ -89,39 +92,39 @@ class Observer:
         self._subscribers: tuple[Subscriber, ...] = ()
         self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
 
-    def heard(self, rank: int, was_last: bool, now: float) -> None:
-        """Records, on rank 0, that requests of ``rank`` arrived; ``was_last``: some tensor lacked only those."""
+    def arrived(self, rank: int, was_last: bool, now: float) -> None:
+        """Records on the root that requests of ``rank`` arrived; ``was_last``: they were the last for some tensor."""
         leader = self._leader_of[rank]
         if leader != self._leader:
             self._leader = leader
-            self._others_heard_at = self._heard_at
-        self._heard_at = now
+            self._others_arrived_at = self._arrived_at
+        self._arrived_at = now
         arrival = self.arrival
         if arrival is None:
             self.arrival = arrival = (rank, now, UNKNOWN, 0.0, 0.0)
         if was_last:
             first_rank, first_at, last_rank, _, longest_s = arrival
-            late_s = now - self._others_heard_at
+            late_s = now - self._others_arrived_at
             if last_rank < 0 or late_s > longest_s:
                 self.arrival = (first_rank, first_at, rank, now, late_s if late_s > 0 else 0.0)
 
     def decided(self) -> None:
-        """Records, on rank 0, that what has arrived so far has led to a decision."""
+        """Records on the root that everything that has arrived has led to a decision."""
         arrival = self.arrival
         if arrival is not None:
-            self._late_s[arrival[2]] += arrival[4]  # which is 0 where no rank is known
+            self._late_s[arrival[2]] += arrival[4]  # adds 0 if the last rank is UNKNOWN
             self.arrival = None
             self.missing = UNKNOWN
 
     def found(self, finding: Finding) -> None:
-        """Shows ``finding`` to the user."""
+        """Shows ``finding`` to the user, as a warning unless `on_finding` shows it."""
         if logger.isEnabledFor(logging.WARNING) and (self.on_finding is None or not self.on_finding(finding)):
             logger.warning("%s", finding.text)
 
     def done(self, work: Work) -> None:
-        """Records that ``work`` ran, or failed. For the threads that finish entries, before they do.
+        """Records that ``work`` ran, or failed. Threads that finish entries call it before they finish them.
 
-        Two may meet here where there are devices; a statement without a call is not interrupted, so no sum misses one.
+        Two such threads may run at once if there are devices. A statement without a call is atomic, so no sum is lost.
         """
         work.done_at = now = monotonic()
         waited_s = 0.0
@@ -142,15 +145,15 @@ class Observer:
             self._publish(work)
 
     def refused(self) -> None:
-        """Records that entries fail without a batch, which somebody may have waited for. For turns, before they do."""
-        waited_s, unagreed_s = self._wait(now := monotonic())
+        """Records that entries fail without a batch. Turns call it before they fail them, to count the waits so far."""
+        waited_s, unagreed_s = self._current_wait(now := monotonic())
         self._waited_s += waited_s
         self._unagreed_s += unagreed_s
         self._late_s, self.missing = self.late_s(now), UNKNOWN
         self._done_at = now
 
-    def _wait(self, now: float) -> tuple[float, float]:
-        """How long the wait that goes on has lasted, since the batch before was done, and how long until agreed."""
+    def _current_wait(self, now: float) -> tuple[float, float]:
+        """Returns the seconds waited since the last batch was done, and how many of them passed before an agreement."""
         if not self._in_flight.waiters:
             return 0.0, 0.0
         since = max(self._in_flight.waited_since, self._done_at)
@@ -176,48 +179,48 @@ class Observer:
             self._subscribers += (subscriber,)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Ends `subscribe`. A call that has begun may still come to its end."""
+        """Stops calling ``subscriber``. A call that has begun may still run when this returns."""
         with self._subscribing:
             self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
 
     def keep_times(self, keeps: bool) -> None:
-        """Also lets entries and batches have the times that only a timeline needs, from now on."""
+        """Turns the times of entries and batches that only a timeline needs on or off; see `InFlight`."""
         self._in_flight.keeps_times = keeps
 
     def state(self, now: float, most: int) -> State:
-        """Returns the state at ``now``, on the monotonic clock, with at most that many of the tensors in flight."""
+        """Returns the state at ``now``, on the monotonic clock. ``first`` has at most ``most`` tensors."""
         entries = self._in_flight.all()
         waiting_s = now - self._in_flight.waited_since if self._in_flight.waiters else 0.0
         first = [(entry.request.kind, str(entry.name)) for entry in entries[:most]]
-        _, unagreed_s = self._wait(now)
-        has_ended = self._in_flight.has_ended  # asked last
+        _, unagreed_s = self._current_wait(now)
+        has_ended = self._in_flight.has_ended  # read last: if False, it was False at all reads above
         return State(len(entries), first, max(0.0, waiting_s), unagreed_s, self.missing, has_ended)
 
     def in_flight(self) -> list[Entry]:
-        """Returns what is submitted and not done, the first submitted first."""
+        """Returns the entries that are submitted and not done, in order of submission."""
         return self._in_flight.all()
 
     def quantities(self, now: float) -> Quantities:
-        """Returns the quantities of the group at ``now``, on the monotonic clock, with a wait that goes on. Cheap."""
-        waited_s, unagreed_s = self._waited_s, self._unagreed_s  # first: a wait that ends now is not counted twice
-        going_s, unagreed_going_s = self._wait(now)
+        """Returns the quantities at ``now``, on the monotonic clock, including current waits. Cheap."""
+        waited_s, unagreed_s = self._waited_s, self._unagreed_s  # read first: a wait that ends now must not count twice
+        current_s, current_unagreed_s = self._current_wait(now)
         return {
             BATCHES: self._batches,
             MOVED_S: self._moved_s,
-            WAITED_S: waited_s + going_s,
-            UNAGREED_S: unagreed_s + unagreed_going_s,
+            WAITED_S: waited_s + current_s,
+            UNAGREED_S: unagreed_s + current_unagreed_s,
             IN_FLIGHT: len(self._in_flight.all()),
         }
 
     def late_s(self, now: float) -> list[float]:
-        """Returns how long others have waited for each rank of the group, also for one that is missing; on rank 0."""
+        """Returns, on the root, the seconds that other ranks have waited for each rank, including a missing one."""
         late_s = self._late_s.copy()
         if (missing := self.missing) >= 0:
-            late_s[missing] += max(0.0, now - self._heard_at)
+            late_s[missing] += max(0.0, now - self._arrived_at)
         return late_s
 
     def statistics(self, planes: Planes) -> Statistics:
-        """Returns the numbers so far, each of them correct at some moment of the call."""
+        """Returns the statistics so far. Each number is correct at some moment of the call."""
         counters: Counter[str] = Counter()
         for plane in planes.values():
             counters.update(plane.counters)

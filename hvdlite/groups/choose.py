@@ -1,10 +1,10 @@
-"""Chooses a group's data plane by the hosts and the libraries of its members.
+"""Chooses the data planes of a group by the hosts and the libraries of its members.
 
-A group with a member that lacks the native library has the one plane that needs none, `zmq`.
+If a member lacks the native library, the group uses `zmq`, the only plane for several ranks that needs none.
 
-To add a plane: a folder with a subclass of `DataPlane`, which is made from the members and the options, and a `Part`
-that becomes one (a ring has `NeighbourPart`). Then a row in `_PARTS`, or for the memory of another kind of device a
-subclass of `DevicePlane` and a row in `BY_DEVICE`.
+To add a plane, add a folder with a subclass of `DataPlane` and with a `Part`, which is made from the members and the
+options and whose ``connect`` returns the plane (a ring has `NeighbourPart`). Then add a row to `_PARTS`. A plane for
+the memory of another kind of device is a subclass of `DevicePlane`, with a row in `BY_DEVICE`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
 _WITH_ARENA = ("shm", "hierarchical")
-WITHOUT_NATIVE = ("auto", "local", "zmq")  # settings allowed where a rank lacks the library
+WITHOUT_NATIVE = ("auto", "local", "zmq")  # settings allowed if a rank lacks the native library
 
 
 def choose(setting: str, membership: Membership) -> str:
-    """Returns the name of the members' plane. Raises ValueError if ``setting`` asks for an impossible one."""
+    """Returns the name of the plane for CPU memory. Raises ValueError if the members cannot use ``setting``."""
     ranks, hosts = membership.size, len(membership.by_leader)
     if setting == "shm" and hosts > 1:
         raise ValueError(f"HVDLITE_PLANE=shm needs all ranks on one host, but there are {hosts}; use auto or ring")
@@ -55,19 +55,19 @@ def choose(setting: str, membership: Membership) -> str:
 
 
 def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
-    """Makes the part that becomes the members' plane for CPU memory."""
+    """Makes the part of the plane for CPU memory."""
     return _PARTS[choose(options.plane, membership)](membership, options)
 
 
 def arena_part(membership: Membership, options: Settings) -> ArenaPart | None:
-    """Makes the part that becomes the memory that ranks of a host share, if the members' plane can use it."""
+    """Makes the part of the memory that the ranks of a host share; None if the plane for CPU memory cannot use it."""
     return ArenaPart(membership) if choose(options.plane, membership) in _WITH_ARENA else None
 
 
 def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | None:
-    """Makes the part that becomes the members' plane for the memory of GPUs.
+    """Makes the part of the plane for GPU memory; None if this rank has no GPU.
 
-    Every `init` asks for it, so it loads nothing of NVIDIA's, and without a GPU imports nothing either.
+    Every `init` calls it, so it loads no library of NVIDIA, and imports nothing if there is no GPU.
     """
     if absence_of_gpus():
         return None
@@ -76,18 +76,18 @@ def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | Non
         from hvdlite.planes.nccl.library import INSTALL
         from hvdlite.planes.staged.plane import StagedPart
 
-        regret = (
-            f"tensors on GPUs go through the memory of their hosts, which is slow, since rank(s) "
-            f"{shortened(lacking)} have no NCCL: {INSTALL}"
+        warning = (
+            f"tensors on GPUs move through host memory, which is slow, because rank(s) {shortened(lacking)} have no "
+            f"NCCL: {INSTALL}"
         )
-        return StagedPart(membership, partial(plane_part, options=options), regret if lacking else "")
+        return StagedPart(membership, partial(plane_part, options=options), warning if lacking else "")
     from hvdlite.planes.nccl.plane import NcclPart
 
     return NcclPart(membership, options)
 
 
 def lacks_nccl() -> bool:
-    """True if this rank may have GPUs, but seems to have no NCCL. Loads nothing."""
+    """True if this rank may have GPUs but seems to have no NCCL. Loads no library."""
     if absence_of_gpus():
         return False
     from hvdlite.planes.nccl import library
@@ -99,11 +99,11 @@ BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] =
     CPU.kind: plane_part,
     GPU_KIND: gpu_part,
 }
-"""By kind of device: makes the part of the plane for its memory, or None where this rank has no such device."""
+"""By kind of device: makes the part of the plane for its memory, or returns None if this rank has no such device."""
 
 
 def parts_by_device(membership: Membership, options: Settings) -> dict[str, Part[DataPlane]]:
-    """Makes the parts that become the members' planes, for the kinds of devices that this rank has."""
+    """Makes the parts of the planes for all kinds of devices that this rank has."""
     made = {kind: make(membership, options) for kind, make in BY_DEVICE.items()}
     return {kind: part for kind, part in made.items() if part is not None}
 
@@ -122,7 +122,10 @@ class _LocalPart(Part[DataPlane]):
 
 
 class _HierarchicalPart(Part[DataPlane]):
-    """Shared memory within the host, a lane across hosts and a ring of all. An address joins those of the three."""
+    """The parts of three planes: shared memory within the host, a lane across hosts, and a ring of all ranks.
+
+    An address is the list of the addresses of the three.
+    """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._membership = membership

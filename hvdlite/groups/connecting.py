@@ -1,8 +1,8 @@
-"""Connects the ranks of a group, the world or a process set: bind, exchange, connect, commit.
+"""Connects the ranks of a group: bind, exchange, connect, commit.
 
-Every rank opens what it needs to be reached, and all ranks exchange the addresses, once. Then they connect, and
-exchange the outcome, once: all of them have the group, or all raise an error. A rank that cannot bind sends its
-error in place of its addresses.
+Every rank opens its listeners, and a first exchange publishes their addresses. Then the ranks connect, and a second
+exchange publishes the outcome: either all ranks have the group, or all raise an error. A rank that cannot bind
+publishes its error in place of its addresses.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
 Exchange = Callable[[Any], Sequence[Any]]
-"""Publishes something (JSON) and returns what each member published, in rank order.
+"""Publishes a value (JSON) and returns the values of all members, in rank order.
 
-An exchange may also have a method ``leave``, with which a rank that cannot connect reports why; then the others need
-not wait for it. It returns the reason of the first rank that did so.
+An exchange may have a method ``leave(reason)``. A rank that cannot connect calls it, so that the other ranks do not
+wait for it. ``leave`` returns the reason of the first rank that called it.
 """
 
 Memory = ArenaPart | Regions | None
-"""The memory that ranks of a host share: still to be made, or what a larger group has made."""
+"""The memory that ranks of a host share: a part to make it, or the members' regions in the memory of a larger group."""
 
-_NAMED: Final = 3  # ranks in one error message
-_REFUSED: Final = (HvdError, OSError, ValueError, zmq.ZMQError)
+_MAX_NAMED: Final = 3  # failed ranks in one error message
+_FAILURES: Final = (HvdError, OSError, ValueError, zmq.ZMQError)
 
 
 class NotConnected(HorovodInternalError):
@@ -46,9 +46,10 @@ class NotConnected(HorovodInternalError):
 
 
 class Connections(NamedTuple):
-    """The link and the planes of one rank of a group. ``regions`` are the ranks' in the arena of this host, if any.
+    """The link and the planes of one rank of a group.
 
-    There is a plane for each kind of device that all members have.
+    ``planes`` has a plane for each kind of device that all members have. ``regions`` are the members' regions in the
+    arena of this host, or None.
     """
 
     link: ControlLink
@@ -64,7 +65,7 @@ class Connections(NamedTuple):
 class Connecting:
     """One rank of a group that is not connected yet.
 
-    ``ranks`` are the members' numbers in the job. Raises ValueError for options that do not fit the members.
+    ``ranks`` are the members' numbers in the job. Raises ValueError for options that the members cannot use.
     """
 
     def __init__(self, membership: Membership, options: Settings, memory: Memory = None) -> None:
@@ -76,16 +77,19 @@ class Connecting:
         self._planes = parts_by_device(membership, options)
 
     def bind(self) -> list[Any]:
-        """Opens listeners and shared memory. Returns addresses. Raises OSError, ZMQError or HorovodInternalError."""
+        """Opens listeners and shared memory, and returns their addresses (JSON).
+
+        Raises OSError, ZMQError or HorovodInternalError.
+        """
         if self._membership.size > 1:
             check_descriptors(len(self._membership.on_this_host), len(self._membership.by_leader))
-        of_planes = {kind: part.bind() for kind, part in self._planes.items()}
-        return [self._arena and self._arena.bind(), self._control.bind(), of_planes]
+        by_kind = {kind: part.bind() for kind, part in self._planes.items()}
+        return [self._arena and self._arena.bind(), self._control.bind(), by_kind]
 
     def connect(self, addresses: Sequence[Sequence[Any]], scope: Scope) -> Connections:
-        """Connects with all other members, which do the same; ``addresses`` are those that each has bound.
+        """Connects with all other members, which call it too. ``addresses`` has the result of each member's `bind`.
 
-        Raises HorovodInternalError if they are not connected in time, and Cancelled.
+        Raises HorovodInternalError if the ranks do not connect in time, and Cancelled if ``scope`` is.
         """
         of_arena, of_control, of_planes = zip(*addresses, strict=True)
         with ExitStack() as undo:
@@ -95,7 +99,7 @@ class Connecting:
             planes = Planes()
             undo.callback(planes.close)
             kinds = {*BY_DEVICE, *itertools.chain(*of_planes)}
-            for kind in sorted(kinds):  # all ranks in one order, because each waits for the others
+            for kind in sorted(kinds):  # the same order on all ranks, because each waits for the others
                 if lacking := [rank for rank, bound in zip(self.ranks, of_planes, strict=True) if kind not in bound]:
                     planes.lacking[kind] = lacking
                 else:
@@ -108,17 +112,17 @@ class Connecting:
         return Connections(link, planes, regions)
 
     def close(self) -> None:
-        """Closes everything that was bound and did not become part of the connections."""
+        """Closes everything that `bind` opened and `connect` did not pass on."""
         for part in (*self._planes.values(), self._control, self._arena):
             if part is not None:
                 part.close()
 
 
 def connect(connecting: Connecting, exchange: Exchange, scope: Scope) -> Connections:
-    """Connects one rank of a group. All members call it together; either all are connected or all raise.
+    """Connects one rank of a group. All members call it together; either all connect or all raise.
 
-    Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks. If ``scope`` is
-    cancelled, this rank is one of them.
+    The NotConnected is the same on all ranks: it names the ranks that failed, and why. If ``scope`` is cancelled, this
+    rank is one of them.
     """
     cause: BaseException | None = None
     connections: Connections | None = None
@@ -129,25 +133,25 @@ def connect(connecting: Connecting, exchange: Exchange, scope: Scope) -> Connect
             offer: dict[str, Any] = {"addresses": connecting.bind()}
             if scope.cancelled:
                 offer = {"failure": scope.cancelled}
-        except _REFUSED as error:
+        except _FAILURES as error:
             cause, offer = error, {"failure": str(error)}
-        offers = _refuse_failures(exchange(offer), connecting.ranks, cause)
+        offers = _raise_failures(exchange(offer), connecting.ranks, cause)
         try:
             connections = connecting.connect(_addresses(offers, connecting.ranks), scope)
             undo.callback(connections.close)
             failure = scope.cancelled
-        except (*_REFUSED, Cancelled) as error:
+        except (*_FAILURES, Cancelled) as error:
             cause, failure = error, str(error)
         except BaseException as error:
             if leave is not None:
                 leave(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error))
             raise
-        if cause is not None and leave is not None:  # before closing anything, which others would take for the cause
+        if cause is not None and leave is not None:  # before closing links, which other ranks would take for the cause
             reason = leave(failure)
             if isinstance(cause, Cancelled):
                 raise cause
             raise NotConnected(reason) from cause
-        _refuse_failures(exchange({"failure": failure}), connecting.ranks, cause)
+        _raise_failures(exchange({"failure": failure}), connecting.ranks, cause)
         assert connections is not None
         undo.pop_all()
         connecting.close()
@@ -156,28 +160,28 @@ def connect(connecting: Connecting, exchange: Exchange, scope: Scope) -> Connect
 
 def look_on(ranks: Sequence[int], exchange: Exchange) -> None:
     """Takes part in the exchanges of `connect` for a rank outside ``ranks``. Raises as the members do."""
-    _refuse_failures(exchange(None), ranks)
-    _refuse_failures(exchange(None), ranks)
+    _raise_failures(exchange(None), ranks)
+    _raise_failures(exchange(None), ranks)
 
 
 def _addresses(offers: Sequence[Any], ranks: Sequence[int]) -> list[Sequence[Any]]:
-    """Returns what each member has bound. Raises HorovodInternalError if an offer has not the form of `bind`'s."""
+    """Returns each member's result of `bind`. Raises HorovodInternalError if an offer has another form."""
     for rank, offer in zip(ranks, offers, strict=True):
         match offer:
             case {"addresses": [None | str(), [str(), str()], dict()]}:
                 pass
             case _:
-                raise HorovodInternalError(f"rank {rank} published no addresses; is its hvdlite the same as here?")
+                raise HorovodInternalError(f"rank {rank} published no addresses; install the same hvdlite on all ranks")
     return [offer["addresses"] for offer in offers]
 
 
-def _refuse_failures(offers: Sequence[Any], ranks: Sequence[int], cause: BaseException | None = None) -> Sequence[Any]:
+def _raise_failures(offers: Sequence[Any], ranks: Sequence[int], cause: BaseException | None = None) -> Sequence[Any]:
     failures = [
         f"rank {rank}: {offer['failure']}"
         for rank, offer in zip(ranks, offers, strict=True)
         if offer and offer.get("failure")
     ]
     if failures:
-        more = [f"and {len(failures) - _NAMED} more"] if len(failures) > _NAMED else []
-        raise NotConnected("; ".join(failures[:_NAMED] + more)) from cause
+        more = [f"and {len(failures) - _MAX_NAMED} more"] if len(failures) > _MAX_NAMED else []
+        raise NotConnected("; ".join(failures[:_MAX_NAMED] + more)) from cause
     return offers

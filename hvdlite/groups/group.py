@@ -1,16 +1,17 @@
-"""A group of ranks that run collectives among themselves: all ranks of the job, or those of a process set.
+"""A group of ranks that run collectives among themselves: all ranks of the job, or the ranks of a process set.
 
-Every group has links, data planes and threads of its own. So groups share nothing that one could hold up for another:
-what happens in one is neither negotiated with, nor queued behind, the tensors of another. A group needs no session.
+Every group has its own links, data planes and threads, so one group never delays another: their tensors are not
+negotiated together, and do not share a queue. A group needs no session.
 
-The coordinator's thread sleeps until a message comes or something was submitted, and takes a turn; the executor's
-thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
-result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
-coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
-of its time. While a driver is inside a native call, the coordinator's thread watches the peers again. For the main
-thread, which signal handlers interrupt, a `MainThreadDriver` drives.
+While the program computes, the threads of the group work. The coordinator's thread sleeps until a message arrives or a
+tensor is submitted, and takes a turn; the executor's thread runs the batches.
 
-One thread drives at a time; others that wait sleep until their handle is done.
+A thread that waits for a result *drives*: it takes the turns and runs the batches itself, and sleeps on the control
+link, which the coordinator's thread leaves to it. So a blocking collective needs no switch between threads, which would
+be most of its time. While the driver is inside a native call, the coordinator's thread watches the peers again. One
+thread drives at a time; other waiting threads sleep until their handles are done.
+
+Signal handlers interrupt the main thread, so it never drives itself: the thread of a `MainThreadDriver` drives for it.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ from hvdlite.tensors.dtypes import DType, Sum
 
 T = TypeVar("T")
 
-_STOP_S: Final = 5.0  # for a thread that is about to end
-_ABORTED_S: Final = 1.0  # for a batch that was aborted
+_STOP_S: Final = 5.0  # for a stopped thread to end
+_ABORTED_S: Final = 1.0  # for an aborted batch to fail
 
 
 class _Driver:
-    """The waiter of a handle whose thread drives: releasing it wakes the driver if it may be asleep."""
+    """The waiter of the thread that drives: `release` wakes the thread if it may be asleep on the link."""
 
     def __init__(self) -> None:
         self.wake = Wake()
@@ -73,13 +74,14 @@ class _Driver:
 
 
 class Group:
-    """This rank's membership in a group, from `open` to `end`, and the threads that serve it.
+    """This rank's part in a group, from `open` to `end`, and the threads that serve it.
 
-    ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them. ``known``
-    is the cache's entry for each name. ``planes`` are the data planes, by the kind of device, and ``memory`` are the
-    regions of the ranks in the memory that those of a host share. ``joins`` is how often all ranks have joined: the
-    same on every rank that is in no join. ``interrupted_join`` is the entry of a `join` whose call a signal handler
-    interrupted on this rank.
+    - ``ranks``: the members' numbers in the job, ascending; ``rank``: the index of this rank in ``ranks``.
+    - ``known``: what the response cache remembers for each name.
+    - ``planes``: the data planes, by kind of device.
+    - ``memory``: the members' regions in the memory that the ranks of a host share, or None.
+    - ``joins``: how often all ranks have joined. It is the same on every rank that is in no join.
+    - ``interrupted_join``: the entry of a `join` that a signal handler interrupted on this rank, or None.
     """
 
     @classmethod
@@ -91,14 +93,13 @@ class Group:
         scope: Scope,
         memory: Memory = None,
     ) -> Group:
-        """Connects this rank with the other members, which do the same, and starts its threads.
+        """Connects this rank with the other members, which call it too, and starts the threads.
 
-        ``exchange`` publishes what it is given (JSON) and returns what every member has published, in rank order. It is
-        called twice. ``memory`` is what ranks of a host share: an `ArenaPart` to make it, or the `Regions` of the
-        members in what a larger group has.
+        ``exchange`` is called twice. ``memory`` is the memory that the ranks of a host share: an `ArenaPart` to make
+        it, or the members' `Regions` in the memory of a larger group.
 
-        Raises NotConnected on all members if one of them cannot connect, or if the ``scope`` of one is over or
-        cancelled, and ValueError for options that do not fit the members.
+        Raises NotConnected on all members if one member cannot connect, or if its ``scope`` is over or cancelled, and
+        ValueError for options that the members cannot use.
         """
         connections = connect(Connecting(membership, options, memory), exchange, scope)
         return cls(membership, options, connections, makes_memory=isinstance(memory, ArenaPart))
@@ -106,7 +107,7 @@ class Group:
     def __init__(
         self, membership: Membership, options: Settings, connections: Connections, *, makes_memory: bool
     ) -> None:
-        """Takes over ``connections``. For `open`."""
+        """Takes over ``connections``. Only `open` calls it."""
         self.membership = membership
         self.ranks = membership.ranks
         self.rank = membership.rank
@@ -127,10 +128,10 @@ class Group:
         self._in_flight = InFlight(self._inbox.wake.set)
         self.observer = Observer(self._in_flight, membership.leader_of)
         self._executor = Executor(
-            self.planes, self._in_flight, self.observer, self._batches_are_done, self._batch_failed
+            self.planes, self._in_flight, self.observer, self._on_batches_done, self._on_batch_failed
         )
         self._coordinator = Coordinator(
-            membership, options, self._link, self.planes, self._in_flight, self._executor, self.observer, self._end_came
+            membership, options, self._link, self.planes, self._in_flight, self._executor, self.observer, self._on_end
         )
         self._decider = self._coordinator.decider
         self.known = self._coordinator.known
@@ -138,12 +139,12 @@ class Group:
         self._fork: End | None = None
         self._turns = 0
         self._ended_in_turn = math.inf
-        self._turn_lock = threading.Lock()
-        self._driving = threading.Lock()
+        self._turn_lock = threading.Lock()  # the driver and the coordinator's thread both take turns
+        self._driving = threading.Lock()  # held by the thread that drives
         self._driver = _Driver()
-        self._for_main = MainThreadDriver(self._in_flight, self._drive, self._driver, self._inbox.wake.set, self.run)
+        self._main_driver = MainThreadDriver(self._in_flight, self._drive, self._driver, self._inbox.wake.set, self.run)
         self._main_thread = threading.main_thread().ident
-        self._watches: list[None] = []  # one for each `watching_peers`
+        self._watches: list[None] = []  # one for each open `watching_peers`
         self._is_alert = False  # the coordinator's thread checks the peers every heartbeat
         self._mail: deque[Callable[[], None]] = deque()  # actions of other threads, done in a turn
         self._is_stopping = False
@@ -154,14 +155,14 @@ class Group:
     # ---- members and names
 
     def index_of(self, rank: int) -> int | None:
-        """Converts a rank's number in the job to its index in the group; None if it is no member."""
+        """Converts a rank's number in the job to its index in the group; None if the rank is no member."""
         return self._index_of.get(rank)
 
     def unnamed(self, kind: Kind, *between: Any) -> Unnamed:
-        """Returns a placeholder for the next automatic name.
+        """Returns a placeholder for the next automatic name of a ``kind`` of collective.
 
-        Calls are counted for each kind of collective, and for each set of ranks where only some take part. Raises
-        ValueError if another thread makes such calls; see `Callers`.
+        Each kind has a counter, and so has each value of ``between``, such as the two ranks of a message. Raises
+        ValueError if another live thread owns the counter; see `Callers`.
         """
         counter = (kind, *between)
         if self._callers.get(counter) is not HERE.thread:
@@ -172,10 +173,10 @@ class Group:
         kind, number = counter[0], next(self._names[counter])
         return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
 
-    def count_anew(self) -> None:
-        """Restarts all counters of automatic names, because ranks had different numbers of tensors until now.
+    def restart_counters(self) -> None:
+        """Restarts all counters of automatic names, because ranks made different numbers of calls before a join.
 
-        Every rank calls it with the same batch. Names that are still in flight do not come again.
+        Every rank calls it in the same batch. Names contain ``joins``, so no name that is still in flight recurs.
         """
         self.joins += 1
         self._names.clear()
@@ -191,7 +192,7 @@ class Group:
         self._in_flight.submit_all(entries)
 
     def burst(self) -> AbstractContextManager[None]:
-        """A context in which submits, of any thread, wake the coordinator once, at the end."""
+        """A context in which submits of any thread wake the coordinator only once, at the end."""
         return self._in_flight.burst()
 
     def run(self, entry: Entry) -> Handle:
@@ -202,31 +203,31 @@ class Group:
     def run_all(self, entries: Sequence[Entry]) -> None:
         """Submits ``entries``, all or none, and returns when they are done.
 
-        If a signal handler raises meanwhile, they are in flight without a waiter, or were not submitted.
+        If a signal handler raises meanwhile, all entries stay in flight, or none was submitted.
         """
         try:
             self._in_flight.submit_all(entries, will_wait=True)
             for entry in entries:
                 if not entry.is_done:
                     self.wait(entry)
-        except BaseException:  # perhaps before any thread has seen the entries
+        except BaseException:  # perhaps no thread has seen the entries yet
             self._inbox.wake.set()
             raise
 
     def run_chained(self, first: Entry, rest: Callable[[], T]) -> T:
-        """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then.
+        """Submits ``first``, waits for it, calls ``rest``, and returns its result or raises its error.
 
-        If a signal handler raises in the main thread meanwhile, either nothing was submitted, or all goes on.
+        If a signal handler raises in the main thread meanwhile, either nothing was submitted, or ``rest`` still runs.
         """
-        return self._for_main.run_chained(first, rest)
+        return self._main_driver.run_chained(first, rest)
 
     def wait(self, handle: Handle) -> None:
-        """Waits until ``handle`` is done. Always ends: peers that die or stall end the group, and so the handle.
+        """Waits until ``handle`` is done. A peer that dies ends the group, and so the wait.
 
-        An exception of a signal handler in the main thread ends the wait, and changes nothing else.
+        If a signal handler raises in the main thread, that ends the wait and changes nothing else.
         """
         if threading.get_ident() == self._main_thread:
-            self._for_main.wait(handle)
+            self._main_driver.wait(handle)
             return
         drive = Drive(handle, self._driver)
         if self._in_flight.watch(handle, drive):
@@ -235,13 +236,13 @@ class Group:
                 drive.sleep()
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
-        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
+        """Releases ``waiter`` once, in any thread, when ``handle`` is done. False if it was done already."""
         return self._in_flight.watch(handle, waiter)
 
     def exchange(self, purpose: str, offer: Any) -> list[Any]:
-        """Publishes ``offer`` (JSON) and returns the offers of all ranks, in rank order, for the same ``purpose``.
+        """Publishes ``offer`` (JSON) and returns the offers of all ranks for the same ``purpose``, in rank order.
 
-        Raises the error of the collective if it fails.
+        Raises the error of its all-gather if that fails.
         """
         name = Unnamed(lambda: f"{purpose}.{self._next_name((Kind.ALLGATHER, purpose))}")
         line = np.frombuffer(json.dumps(offer).encode() + b"\n", np.uint8)
@@ -259,7 +260,7 @@ class Group:
 
     @contextmanager
     def watching_peers(self) -> Iterator[None]:
-        """A context in which this rank watches its peers although nothing is in flight here."""
+        """A context in which this rank watches its peers even while it has nothing in flight."""
         self._watches.append(None)
         self._inbox.wake.set()
         try:
@@ -268,12 +269,12 @@ class Group:
             self._watches.pop()
 
     def tune(self, tuning: Tuning) -> None:
-        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError unless this rank is the root."""
+        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on any rank but the root."""
         self._decider.tune(tuning)
 
     @property
     def tuning(self) -> Tuning | None:
-        """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
+        """The tuning that the root has chosen; None before the first run. Any thread may read it."""
         return self._coordinator.tuning
 
     def statistics(self) -> Statistics:
@@ -284,32 +285,32 @@ class Group:
 
     @property
     def ended(self) -> End | None:
-        """What ended the group, if it has ended."""
+        """The end that ended the group, or None."""
         return self._fork or self._coordinator.ended_by
 
     def when_ended(self, call: Callable[[End], None]) -> None:
-        """Calls ``call`` once with what ended the group: now if it has ended, else in the middle of a turn.
+        """Calls ``call`` once with what ended the group: now if it has ended, else in a turn.
 
-        ``call`` must not wait.
+        ``call`` must not block.
         """
         self._when_ended.append(call)
         if (end := self._coordinator.ended_by) is not None:
-            self._report(end)
+            self._call_when_ended(end)
 
     def end(self, kind: EndKind | End, scope: Scope | None = None) -> None:
-        """Ends the group on this rank, in one of these ways.
+        """Ends the group on this rank, in the way of ``kind``. Any thread may call it.
 
-        LEFT and REMOVED: this rank leaves, and the other ranks hear of it. Tensors not agreed yet fail on all ranks;
-        agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
+        LEFT and REMOVED: this rank leaves, and reports it to the other ranks. Tensors that are not agreed yet fail on
+        all ranks; agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
 
-        EXITED: the process is about to exit. Agreed batches may still finish until ``scope`` is over, and the threads
-        end. No message is sent, since peers notice the exit. But the end of the group is delivered if there was one:
-        otherwise peers would take this exit for its cause. May be followed by LEFT.
+        EXITED: the process is about to exit. Agreed batches may finish until ``scope`` is over, and the threads end.
+        This rank sends no message, because peers notice the exit. But if the group has ended already, its end is still
+        delivered: otherwise peers would take this exit for the cause. LEFT may follow.
 
         FORKED: this process is a fork, which has none of the threads. Everything in flight fails.
 
-        An `End`, which is that of another group or a failure on this rank: the next turn ends the group for all its
-        ranks because of it. Returns at once, and the group is still to be left. Any thread may call it.
+        An `End`, of another group or because of a failure on this rank: the next turn ends the group on all ranks.
+        Returns at once. The caller must still leave the group.
         """
         scope = scope or Scope.of(_STOP_S)
         if isinstance(kind, End):
@@ -327,11 +328,11 @@ class Group:
         self._coordinator.has_ended.wait(scope.left_s)
         self._finish_batches(scope, f"rank {self.membership.number} shut down while a batch was running")
         self._stop(_STOP_S)
-        with self._driving:  # whoever drives sees its handle end
+        with self._driving:  # waits for the driver, whose handle has ended
             self._link.close()
             self.planes.close()
             self._driver.wake.close()
-            self._for_main.close()
+            self._main_driver.close()
         memory, self.memory = self.memory, None
         if memory is not None and self._made_memory:
             memory.arena.leave()
@@ -346,7 +347,7 @@ class Group:
             self.planes.close()
 
     def _finish_batches(self, scope: Scope, cause: str) -> bool:
-        """Ends the executor, with the batches that are agreed. False if one of them does not even end when aborted."""
+        """Closes the executor after its batches, which are aborted if ``scope`` is over. False if one still runs."""
         if self._executor.close(scope.deadline):
             return True
         self.planes.abort(ShutDown(self.membership.number, cause))
@@ -357,7 +358,7 @@ class Group:
         self._inbox.wake.set()
         self._driver.wake.set()
         self._thread.join(_STOP_S)
-        self._for_main.stop(timeout_s)
+        self._main_driver.stop(timeout_s)
 
     # ---- the coordinator's thread
 
@@ -376,22 +377,22 @@ class Group:
                 self._coordinator.turn()
                 while self._mail:
                     self._mail.popleft()()
-            except Exception as error:  # whatever it is, the waiting handles must fail with it
+            except Exception as error:  # of any type: the waiting handles must fail with it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):
                     logger.exception("the coordinator failed")
                     cause = f"its coordinator failed: {type(error).__name__}: {error}"
                 if self._ended_in_turn < self._turns:
-                    self._is_stopping = True  # not even the end can be told
+                    self._is_stopping = True  # the group has ended already, so there is nothing left to fail
                 else:
                     self._coordinator.fail(cause)
 
-    def _end_came(self, end: End) -> None:
+    def _on_end(self, end: End) -> None:
         self._ended_in_turn = self._turns
-        self._report(end)
+        self._call_when_ended(end)
 
-    def _report(self, end: End) -> None:
-        with suppress(IndexError):  # another thread may take the last one
+    def _call_when_ended(self, end: End) -> None:
+        with suppress(IndexError):  # nothing is left; several threads may get here
             while True:
                 self._when_ended.pop()(end)
 
@@ -399,7 +400,7 @@ class Group:
         return End(kind, self.membership.number, self.membership.hosts[self.rank].name, cause)
 
     def _post(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` in the next turn, after the messages of other ranks."""
+        """Calls ``act`` in the next turn, after the turn has received the messages of other ranks."""
         self._mail.append(act)
         self._inbox.wake.set()
 
@@ -412,25 +413,25 @@ class Group:
 
     @property
     def _next_timer(self) -> float | None:
-        """Returns when a turn is due even if no message comes, on the monotonic clock."""
+        """When a turn is due even if no message arrives, on the monotonic clock; None: never."""
         ours, of_link = self._decider.due, self._link.due
         if ours is None or of_link is None:
             return of_link if ours is None else ours
         return min(ours, of_link)
 
-    def _batches_are_done(self) -> None:
+    def _on_batches_done(self) -> None:
         if self._decider.has_agreed:
             self._inbox.wake.set()
 
-    def _batch_failed(self, error: HvdError) -> None:
-        is_leaving = isinstance(error, ShutDown)  # of this rank's own, which the others hear of without it
+    def _on_batch_failed(self, error: HvdError) -> None:
+        is_leaving = isinstance(error, ShutDown)  # this rank aborted the batch, and reports its end in another way
         if not (is_leaving or self._coordinator.has_ended.is_set()):
             self._post(partial(self._coordinator.batch_failed, error))
 
     # ---- a thread that waits
 
     def _drive(self, drive: Drive) -> None:
-        """Drives until ``drive`` is done, or sleeps until then if another thread drives."""
+        """Drives until ``drive`` is done. If another thread drives, sleeps until then."""
         if not self._driving.acquire(blocking=False):
             self._inbox.wake.set()
             drive.sleep()
@@ -457,7 +458,7 @@ class Group:
             self._driver.is_asleep = True
             if not drive.is_done:
                 self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
-            self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
+            self._turn()  # first, or the coordinator's thread would wake for the messages that this turn takes
         finally:
             self._driver.is_asleep = False
             self._inbox.resume()

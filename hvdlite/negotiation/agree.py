@@ -1,6 +1,6 @@
 """Checks a single request, and compares the requests of several ranks for one name.
 
-The text for a mismatch groups the ranks by their requests, so that the one that differs is easy to see.
+The text of a mismatch groups the ranks by their values, so that a rank that differs is easy to see.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALWAYS = (
 
 
 def is_well_formed(request: Request, rank: int, size: int) -> bool:
-    """True if ``request`` is valid for ``rank`` in a group of ``size``; covers what decoding alone cannot check."""
+    """True if ``request`` is valid for ``rank`` in a group of ``size``. Checks what the decoder cannot."""
     row = KINDS[request.kind]
     if request.root >= size or (request.peer != -1) != row.has_peer:
         return False
@@ -56,9 +56,9 @@ def _is_in_group(request: Request) -> bool:
 
 
 def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -> str:
-    """Explains why ``requests``, in the order of ``submitters``, cannot run together; empty if they can.
+    """Returns why ``requests`` for one name cannot run together, or an empty string if they can.
 
-    ``ranks`` are those of the whole group.
+    ``submitters`` are the ranks of the requests, in the same order, and ``ranks`` all ranks of the group.
     """
     first = requests[0]
     if all(request == first for request in requests):

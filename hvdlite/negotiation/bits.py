@@ -8,7 +8,7 @@ import numpy as np
 
 
 def set_of(numbers: Sequence[int]) -> int:
-    """The set of ``numbers``, which are not negative. Linear, where one `or` for each would copy the set each time."""
+    """Returns the set of non-negative ``numbers``, in linear time: adding them one by one would copy the set often."""
     if len(numbers) <= 1:
         return 1 << numbers[0] if numbers else 0
     flags = np.zeros(max(numbers) + 1, np.uint8)
@@ -17,7 +17,7 @@ def set_of(numbers: Sequence[int]) -> int:
 
 
 def membership(sets: Sequence[int], numbers: Sequence[int]) -> list[bytes]:
-    """For each of ``numbers`` a byte for each of ``sets``: 1 if it is in the set."""
+    """Returns a row for each number, with a byte for each set: 1 if the number is in the set."""
     nbytes = max(numbers, default=0) // 8 + 1
     known = (1 << 8 * nbytes) - 1
     raw = b"".join((each & known).to_bytes(nbytes, "little") for each in sets)
@@ -26,7 +26,7 @@ def membership(sets: Sequence[int], numbers: Sequence[int]) -> list[bytes]:
 
 
 def members(bits: int) -> list[int]:
-    """The numbers in the set, ascending."""
+    """Returns the numbers in the set, ascending."""
     if bits.bit_count() == 1:
         return [bits.bit_length() - 1]
     raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)

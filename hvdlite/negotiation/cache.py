@@ -1,9 +1,11 @@
-"""The response cache: a tensor that all ranks remember costs one bit on the wire.
+"""The response cache: a tensor that all ranks remember takes one bit on the wire.
 
-Every rank keeps a `Cache` from names to bits and its own last request; the root also keeps `Definitions`, from bits to
-what all ranks agreed. Both change only where a response is processed, and every rank processes the same responses in
-the same order, so they never differ. When the table is full the root starts a new *generation*: everything is
-forgotten at one point of the response stream, and bits of an older generation are read with the older table.
+Every rank has a `Cache`, from names to bits and the rank's own requests. The root also has `Definitions`, from bits to
+the agreed tensors. Both change only when a response is processed. Every rank processes the same responses in the same
+order, so bits have the same meaning on all ranks.
+
+When the table is full, the root starts a new *generation*: all ranks forget everything at the same run. The root keeps
+the older tables, to read bits of older generations.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
 
 class FuseKey(NamedTuple):
-    """The part of a request that the call of the plane depends on. Tensors with equal keys may share a batch."""
+    """The parts of a request that the call of the plane depends on. Tensors with equal keys may share a batch."""
 
     runs_as: Kind
     device: str = CPU.kind
@@ -41,12 +43,12 @@ def fuse_key(request: Request) -> FuseKey:
 
 
 def runs_with_joined_ranks(key: FuseKey) -> bool:
-    """True if joined ranks can take part with zeros, which change no sum."""
+    """True if joined ranks can contribute zeros, which change no sum."""
     return KINDS[key.runs_as].zeros_for_joined and key.op in (Sum, Average)
 
 
 class Definition(NamedTuple):
-    """An agreed tensor: the request of one rank, and the rows of all (`hvdlite.negotiation.rows`)."""
+    """An agreed tensor: the request of one rank, and the rows that all ranks agreed on (`hvdlite.negotiation.rows`)."""
 
     request: Request
     rows: Rows
@@ -57,14 +59,14 @@ class Definition(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the result."""
+        """Size of the result in bytes."""
         shape = self.request.shape
         elements = sum(self.rows) * math.prod(shape[1:]) if self.rows else math.prod(shape)
         return elements * self.request.dtype.itemsize
 
 
 class FuseClass:
-    """The cached tensors that share a fuse key: their bits and their bytes together."""
+    """The cached tensors that share a fuse key: their bits, and the sum of their bytes."""
 
     __slots__ = ("bits", "nbytes")
 
@@ -74,7 +76,7 @@ class FuseClass:
 
 
 class Definitions:
-    """The root's table of one generation: bit to definition, and the bits of each fuse class."""
+    """The root's table of one generation: from bits to definitions, with the bits of each fuse class."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -93,7 +95,7 @@ class Definitions:
         return len(self._rows) >= self._capacity
 
     def bit_of(self, name: str) -> int:
-        """The bit of ``name``, or -1."""
+        """Returns the bit of ``name``, or -1."""
         return self._bit_of.get(name, -1)
 
     def add(self, definition: Definition) -> int:
@@ -118,7 +120,7 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A remembered tensor on one rank: the bit for exactly this request, its bytes, and the rows of all ranks."""
+    """A remembered tensor on one rank. ``bit`` stands for exactly this request; ``rows`` are as in `Definition`."""
 
     bit: int
     request: Request
@@ -127,9 +129,9 @@ class Known:
 
 
 class Cache:
-    """One rank's memory: ``known`` tensors by name, and the same ones by bit.
+    """The tensors that one rank remembers, by name (``known``) and by bit.
 
-    Any thread that submits may read ``known``, to reuse the same request object.
+    Threads that submit read ``known``, to reuse its request objects.
     """
 
     def __init__(self) -> None:
@@ -138,16 +140,16 @@ class Cache:
         self.by_bit: dict[int, Known] = {}
 
     def bit_of_name(self, name: str) -> int:
-        """The bit that stands for any request of this name, or -1."""
+        """Returns the bit of ``name``, or -1."""
         known = self.known.get(name)
         return -1 if known is None else known.bit
 
     def remember(self, bit: int, request: Request, rows: Rows) -> None:
-        """Makes ``bit`` stand for ``request``, with the ``rows`` of all ranks."""
+        """Makes ``bit`` stand for ``request``."""
         self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
 
     def begin(self, generation: int) -> bool:
-        """Forgets everything if ``generation`` is new. Returns True if it was."""
+        """Forgets everything if ``generation`` is new. True if it is."""
         if generation == self.generation:
             return False
         self.generation = generation

@@ -1,4 +1,4 @@
-"""Error messages for the end of a group: the error that calls raise, and what became of the rank that caused it."""
+"""The messages about the end of a group: the error that calls raise, and the fate of the rank that caused it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def error_of(end: End) -> HvdError:
 
 
 def fate_of(end: End) -> str:
-    """Describes the rank that caused ``end``, as in "was lost: its process ended"; empty if it merely left."""
+    """Returns what happened to the rank that caused ``end``: "was lost: its process ended"; empty if it just left."""
     if end.kind is EndKind.LOST:
         return f"was lost: {end.cause}"
     if end.kind is EndKind.STALLED:

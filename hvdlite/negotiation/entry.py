@@ -1,6 +1,6 @@
 """A submitted tensor on its own rank: its request, and the addresses of its bytes.
 
-An entry is also its caller's handle: each tensor then costs one object to allocate and free instead of two.
+An entry is also its caller's handle, so a tensor costs one object instead of two.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from hvdlite.negotiation.messages import Request
 from hvdlite.tensors.streams import Launch, Streams, Synced
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
-"""Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
-each rank; returns what `synchronize` hands out and the address of its memory."""
+"""Makes an output whose first dimension is known only after the negotiation. Called with the shape and with the number
+of rows from each rank. Returns the result for `synchronize`, and the address of its memory."""
 
 
 NOBODY: Final = -1
-"""The caller of an entry whose result nobody will ask for."""
+"""The ``caller`` of an abandoned entry, whose result nobody will read."""
 
 
 class Entry(Handle[R]):
     """A tensor in flight.
 
-    ``source`` is the address of the ``nbytes`` bytes that are read, and ``target`` the address that is written; they
-    are equal for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes the output.
-    ``owner`` keeps the memory that is read: an array, or a `Storage`. An entry that is done, and whose handle the
-    caller keeps, has neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has taken the entry.
-    ``caller`` is the thread whose blocking call submitted the entry, so that no other thread has the handle; `NOBODY`
-    if the entry was abandoned; else 0. ``is_blank``: this rank has no value and contributes zeros; once the entry is
-    agreed, no rank has a value.
-    ``submitted_at`` and ``told_at``, when it was sent to the root, exist only if times are kept (`InFlight`).
+    - ``source``: the address of the ``nbytes`` bytes to read; ``target``: the address to write. They are equal for a
+      collective in place.
+    - ``allocate``: makes the output, if its shape is not known yet; else None.
+    - ``owner``: an array or a `Storage` that keeps the memory at ``source``.
+    - ``caller``: the thread whose blocking call submitted the entry, so that no other thread has the handle; `NOBODY`
+      for an abandoned entry; else 0.
+    - ``is_blank``: this rank has no value and contributes zeros. Once the entry is agreed: no rank has a value.
+    - ``was_taken_up``: a turn has taken the entry.
+    - ``submitted_at``, ``sent_at`` (to the root): exist only if times are kept (`InFlight`).
+
+    Once the entry is done, ``owner`` and ``allocate`` are None, so that a kept handle keeps no input.
     """
 
     __slots__ = (
@@ -42,15 +45,15 @@ class Entry(Handle[R]):
         "nbytes",
         "owner",
         "request",
+        "sent_at",
         "source",
         "submitted_at",
         "target",
-        "told_at",
         "was_taken_up",
     )
 
     submitted_at: float
-    told_at: float
+    sent_at: float
 
     def __init__(
         self,
@@ -81,16 +84,16 @@ class Entry(Handle[R]):
         self.is_taken = False
 
     def rename(self, name: str, is_cacheable: bool = False) -> None:
-        """Gives the tensor another name, before it is sent to the root."""
+        """Gives the tensor another name, before its request is sent to the root."""
         request = self.request
         if request.cacheable is is_cacheable:
-            self.request = Request._make((name, *request[1:]))  # a third of the time
+            self.request = Request._make((name, *request[1:]))  # takes a third of the time of `_replace`
         else:
             self.request = request._replace(name=name, cacheable=is_cacheable)
         self.name = name
 
     def result(self, synced: Synced) -> Any:
-        """Returns the ``output``, for a caller that reads several and keeps ``synced`` meanwhile."""
+        """Returns the ``output``. A caller that reads several outputs passes the same ``synced`` for all."""
         return self.output
 
 
@@ -107,7 +110,7 @@ class Converted(Entry[R]):
         )
         first = entry.convert if isinstance(entry, Converted) else None
         self.convert = convert if first is None else lambda output: convert(first(output))
-        _held.__set__(self, _held.__get__(entry))  # as it is, since nothing is in it yet
+        _held.__set__(self, _held.__get__(entry))  # the unconverted output, which is not filled yet
 
     def _result(self) -> Any:
         held = _held.__get__(self)
@@ -120,12 +123,11 @@ class Converted(Entry[R]):
 
 
 class OnDevice(Entry[R]):
-    """An entry of a device that works in ``streams``. It is done when the device has been given its collective.
+    """An entry of a device that works in ``streams``. It is done once its collective is issued to the device.
 
-    The collective begins once the device has passed ``ready``, which the plane made at the submit
+    The collective begins once the device has passed ``ready``, a mark that the plane made at the submit
     (`DevicePlane.record`). A thread that reads the result makes its current stream wait for the end of the collective,
-    and does not wait itself. ``launch`` exists once the entry is done; its error counts until the collective has ended
-    without one.
+    and does not block. ``launch`` is set when the entry is done; its error becomes the error of the entry.
     """
 
     __slots__ = ("convert", "launch", "ready", "streams")
@@ -176,7 +178,7 @@ _error: Any = Handle.__dict__["error"]
 
 
 def converted(entry: Entry[Any], convert: Callable[[Any], R]) -> Entry[R]:
-    """Makes of ``entry``, which is not in flight, one whose result is ``convert`` of the output."""
+    """Returns an entry like ``entry`` whose result is ``convert`` of the output. ``entry`` must not be in flight."""
     if not isinstance(entry, OnDevice):
         return Converted(entry, convert)
     first = entry.convert
@@ -185,13 +187,13 @@ def converted(entry: Entry[Any], convert: Callable[[Any], R]) -> Entry[R]:
 
 
 def memory_of(entry: Entry[Any]) -> tuple[Any, Any]:
-    """Returns what keeps the memory that is read, and the memory that is written."""
+    """Returns objects that keep the memory of the input and of the output."""
     return entry.owner, _held.__get__(entry)
 
 
 def of_joined(request: Request) -> Entry[Any]:
-    """Makes the entry of a rank that did not submit what the others run.
+    """Makes an entry for a tensor that this rank, which has joined, did not submit.
 
-    It has no memory. For a reduction the plane supplies ``nbytes`` of zeros.
+    It has no memory. If joined ranks contribute zeros, the plane supplies ``nbytes`` of them; else ``nbytes`` is 0.
     """
     return Entry(request, None, nbytes=request.nbytes if KINDS[request.kind].zeros_for_joined else 0)

@@ -1,8 +1,8 @@
 """Packs agreed tensors into batches.
 
-Tensors of one fuse class run together up to ``threshold`` bytes; a larger tensor runs alone. Nothing is copied:
-a batch is a list of spans. Cached tensors come first in the order of their bits, then new ones in the order in which
-they were agreed. If a whole class fits, as it usually does, its tensors are not visited.
+Tensors of one fuse class run together up to ``threshold`` bytes; a larger tensor runs alone. Nothing is copied: a batch
+is a list of spans. Cached tensors come first, in the order of their bits, then new tensors in the order in which they
+were agreed. If a whole class fits, as it usually does, its tensors are not visited.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hvdlite.negotiation.messages import Batch, Response
 
 
 class Agreed(NamedTuple):
-    """A tensor that all ranks asked for with a full request, and the answer."""
+    """The response for a tensor that was requested by name, and its definition."""
 
     response: Response
     definition: Definition
 
 
 def fuse(bits: int, definitions: Definitions, agreed: Sequence[Agreed], threshold: int) -> Iterator[Batch]:
-    """Returns batches of at most ``threshold`` bytes that hold each of ``bits`` and ``agreed`` once."""
+    """Yields batches that hold each tensor of ``bits`` and ``agreed`` once."""
     new_by_class: dict[FuseKey, list[Agreed]] = {}
     for item in agreed:
         new_by_class.setdefault(fuse_key(item.definition.request), []).append(item)
@@ -39,7 +39,7 @@ def fuse(bits: int, definitions: Definitions, agreed: Sequence[Agreed], threshol
 def _pack(
     bits: int, known: FuseClass, definitions: Definitions, new: Sequence[Agreed], threshold: int
 ) -> Iterator[Batch]:
-    if not new and known.nbytes <= threshold:  # every step but the first, so nothing is counted for it
+    if not new and known.nbytes <= threshold:  # the usual case, so it does not count the bytes of ``bits``
         yield Batch(bits, ())
         return
     new_bytes = sum(item.definition.nbytes for item in new)

@@ -1,4 +1,4 @@
-"""The caller's receipt for a submitted tensor."""
+"""The caller's handle of a submitted tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiter(Protocol):
 
 
 class InFlightIn(Protocol):
-    """The group of ranks in which a handle is in flight."""
+    """The group in which a handle is in flight."""
 
     def submit(self, entry: Any) -> Any:
         """Puts ``entry`` in flight, and returns it."""
@@ -37,20 +37,19 @@ class InFlightIn(Protocol):
         """Returns when ``handle`` is done."""
 
     def watch(self, handle: Any, waiter: Waiter) -> bool:
-        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
+        """Releases ``waiter`` once, in any thread, when ``handle`` is done. False if it was done already."""
 
-    def count_anew(self) -> None:
+    def restart_counters(self) -> None:
         """Restarts all counters of automatic names."""
 
 
 class Handle(Generic[R]):
-    """State of one submitted collective. Opaque to users: pass it to ``poll`` and ``synchronize``.
+    """One submitted collective with a result of type ``R``. Opaque to users: pass it to ``poll`` and ``synchronize``.
 
-    Every handle is an `hvdlite.negotiation.entry.Entry`, which makes it; this is what its caller knows of it.
+    Every handle is an `hvdlite.negotiation.entry.Entry`; this class has the part that the caller uses.
 
-    Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``is_taken`` is set when
-    the result has been handed out. ``group`` is where it is in flight. ``rows`` are the rows that came from each rank,
-    where they may differ. The result is an ``R``.
+    Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``is_taken`` is True
+    once `synchronize` has returned the result. ``rows`` has the number of rows from each rank, where these may differ.
     """
 
     __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows")
@@ -65,7 +64,7 @@ class Handle(Generic[R]):
 
     @property
     def has_result(self) -> bool:
-        """True if nobody has to wait for the result, or error, any more."""
+        """True if `synchronize` would not wait."""
         return self.is_done
 
     if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""The table of kinds: one row for each. Code that treats kinds differently reads it here.
+"""The table of kinds of collectives: one row for each. Code that treats kinds differently reads this table.
 
-Properties that only a front end needs, such as derivatives, are in a table of that front end.
+Properties that only one front end needs, such as derivatives, are in a table of that front end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hvdlite.negotiation.rows import Rows
 from hvdlite.tensors.dtypes import OP_NAMES
 
 Ranks = Sequence[int]
-"""The numbers that users know the ranks by."""
+"""Ranks by their numbers in the job, as users know them."""
 
 
 class Check(NamedTuple):
-    """A property that must be equal in the requests of all ranks: its name, and its value as users see it."""
+    """A property that must be equal on all ranks: its name, and a function that returns its value as users see it."""
 
     what: str
     value_of: Callable[[Request, Ranks], Any]
@@ -45,13 +45,14 @@ _ALIKE = rows.Alike()
 class Collective:
     """One row.
 
-    ``runs_as`` is the collective of a data plane that runs it, and ``moves`` computes the rows of a tensor that this
-    collective moves (`hvdlite.negotiation.rows`). Ranks compare the checks in ``alike``, beside operation and dtype.
-    ``extents`` describes how the numbers of rows differ between the ranks.
-
-    All ranks submit it if ``by_all``, so that one bit may stand for it; ``has_peer`` if only its root and its peer do.
-    With ``zeros_for_joined`` a rank that has joined takes part with zeros, which change no sum. ``takes_adasum`` if
-    Adasum is one of its operations.
+    - ``runs_as``: the collective of a data plane that runs it.
+    - ``alike``: the properties that must be equal on all ranks, besides the kind, the dtype and the device kind.
+    - ``extents``: how the numbers of rows differ between the ranks.
+    - ``moves``: computes the rows that move (`hvdlite.negotiation.rows`).
+    - ``by_all``: all ranks submit it, so a bit may stand for it.
+    - ``has_peer``: only its root and its peer submit it.
+    - ``zeros_for_joined``: ranks that have joined contribute zeros, which change no sum.
+    - ``takes_adasum``: Adasum is one of its operations.
     """
 
     kind: Kind
@@ -66,12 +67,12 @@ class Collective:
 
     @property
     def reduces(self) -> bool:
-        """True if it calculates with elements. All others move bytes."""
+        """True if it computes with elements. All other kinds move bytes."""
         return self.runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 
     @property
     def has_tensor(self) -> bool:
-        """True if anything moves. Otherwise ranks only meet."""
+        """True if bytes move. In other kinds ranks only wait for each other."""
         return self.runs_as not in (Kind.BARRIER, Kind.JOIN)
 
 

@@ -1,7 +1,7 @@
-"""Messages between ranks: requests are sent to the root, and responses by the root.
+"""Messages between ranks: every rank sends requests to the root, and the root sends responses.
 
-A class of which each step makes objects has slots, because a named tuple takes longer to make and to read. Such an
-object is not changed once it is sent.
+Classes with objects in every step have slots, because a named tuple takes longer to make and to read. Nobody changes
+an object after it is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Kind(IntEnum):
     REDUCE = 6
     GATHER = 7
     SCATTER = 8
-    SEND = 9  # and the receive that belongs to it
+    SEND = 9  # on the sender and on the receiver
     JOIN = 10
 
     def __str__(self) -> str:
@@ -42,12 +42,14 @@ EMPTY_GROUP = -1
 class Request(NamedTuple):
     """One rank's description of one tensor.
 
-    ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
-    each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
-    Ranks are counted within the group. ``group_length`` is the number of tensors that were submitted as one list, under
-    the names ``group_name[0]``, ``group_name[1]`` and so on; it is 0 for a tensor outside of a list. An empty list
-    still submits one placeholder: an all-reduce of no elements under the first of these names, with EMPTY_GROUP.
-    ``device`` is this rank's own; ranks agree about its kind.
+    - ``root``: the root of a collective that has one, or the sender of a SEND. Ranks are group indices.
+    - ``cacheable``: ranks may remember the tensor under a bit.
+    - ``splits``: the numbers of rows that this rank sends to each rank, in an alltoall or a scatter.
+    - ``peer``: the receiver of a SEND, or -1.
+    - ``group_length``: the number of tensors that were submitted as one list, under the names ``group_name[0]``,
+      ``group_name[1]`` and so on; 0 for a tensor outside of a list. For an empty list a rank submits a placeholder: an
+      all-reduce of no elements under the first of these names, with EMPTY_GROUP.
+    - ``device``: the device of this rank's tensor. Its kind must be the same on all ranks, its number need not.
     """
 
     name: str
@@ -78,13 +80,14 @@ class Request(NamedTuple):
 class Response(NamedTuple):
     """The root's answer for one name.
 
-    ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
-    number under which every rank remembers the tensor from now on, or -1. ``request`` describes the tensor to ranks
-    that take part without having submitted it; None if all ranks submitted it. ``is_blank`` is true if no rank had a
-    value for the tensor.
+    - ``error``: why the tensor cannot run, or an empty string.
+    - ``rows``: the agreed rows, as in `Definition`.
+    - ``bit``: the number under which every rank remembers the tensor from now on, or -1.
+    - ``request``: describes the tensor to ranks that did not submit it; None if all ranks did.
+    - ``is_blank``: no rank had a value for the tensor.
 
-    With an error, ``bit`` is the bit that the name already has, since ranks may have submitted that bit, or -1. Unless
-    all ranks submitted the tensor, ``rows`` are then the ranks that did; another rank may have submitted it since.
+    With an error, ``bit`` is the bit that the name already has, or -1: ranks may have submitted that bit. ``rows`` are
+    then the ranks that submitted the tensor, or empty if all ranks did. Another rank may have submitted it since.
     """
 
     name: str
@@ -95,13 +98,13 @@ class Response(NamedTuple):
     is_blank: bool = False
 
     def fails(self, rank: int) -> bool:
-        """True if this is an error and ``rank`` submitted the tensor."""
+        """For an error: True if ``rank`` had submitted the tensor."""
         return self.request is None or rank in self.rows
 
 
 @dataclass(slots=True)
 class Batch:
-    """Tensors that run as one: those of the cached ``bits`` in ascending order, then those of ``responses``."""
+    """Tensors that run as one: the cached tensors of ``bits`` in ascending order, then the tensors of ``responses``."""
 
     bits: int
     responses: tuple[Response, ...]
@@ -111,8 +114,8 @@ class Batch:
 class Ready:
     """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``.
 
-    The rank has no value for *blank* tensors and contributes zeros. A known tensor is blank if its bit is set in
-    ``blank_bits`` too, and a request if its index is a bit of ``blank_requests``.
+    The rank has no value for *blank* tensors, and contributes zeros. ``blank_bits`` is the subset of ``bits`` of blank
+    tensors, and ``blank_requests`` the set of the indices of blank requests.
     """
 
     generation: int
@@ -123,23 +126,23 @@ class Ready:
 
 
 class News(NamedTuple):
-    """News that several ranks of one host have in common. The last of these ranks was ready last."""
+    """News that several ranks of one host have in common. The last of ``ranks`` was ready last."""
 
     ranks: tuple[int, ...]
     ready: Ready
 
 
 class Gathered(NamedTuple):
-    """The news of one host, in the order in which they came, from its first rank to the root."""
+    """The news of one host, in order of arrival. The first rank of the host sends them to the root."""
 
     news: tuple[News, ...]
 
 
 class Tuning(NamedTuple):
-    """Quantities that the root chooses and may change while the group runs. They are the same on all ranks.
+    """Parameters that the root chooses, and may change while the group runs. They are the same on all ranks.
 
-    A batch of several tensors has at most ``fusion_threshold`` bytes. Agreed tensors are held back for ``hold_s``, so
-    that more of them fuse.
+    A batch of several tensors has at most ``fusion_threshold`` bytes. The root holds agreed tensors back for ``hold_s``
+    seconds, so that more of them fuse.
     """
 
     fusion_threshold: int
@@ -148,10 +151,10 @@ class Tuning(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """The root's decision: batches to run in this order, beginning with cache ``generation``.
+    """The root's decision: batches to run in this order, with the bits of cache ``generation``.
 
-    ``blank_bits`` are the known tensors in these batches for which no rank had a value. ``tuning`` applies from the
-    first of these batches on; None if it has not changed.
+    ``blank_bits`` are the known tensors in these batches for which no rank had a value. ``tuning`` applies from this
+    run on; None if it has not changed.
     """
 
     generation: int
@@ -161,7 +164,7 @@ class Run:
 
     @property
     def bits(self) -> int:
-        """The bits of all tensors that are answered, including the bits that ranks remember from now on."""
+        """The bits of all answered tensors, including the bits that ranks remember from now on."""
         bits = 0
         for batch in self.batches:
             bits |= batch.bits
@@ -179,23 +182,22 @@ class EndKind(IntEnum):
     STALLED = 2  # a tensor was missing for too long
     FAILED = 3  # a data plane or a rank's coordinator failed
     REMOVED = 4  # a rank removed the process set
-    EXITED = 5  # the process of a rank is about to exit, which the others notice by themselves
-    FORKED = 6  # this process was forked from a rank, and has none of its threads
+    EXITED = 5  # the process is about to exit, which the other ranks notice by themselves
+    FORKED = 6  # the process was forked from a rank, and has none of its threads
 
 
 UNSENT = frozenset({EndKind.EXITED, EndKind.FORKED})
-"""The ends that are this process's own, and never in a message."""
+"""The ends that concern this process alone. No message has them."""
 
 ORDERLY = frozenset({EndKind.LEFT, EndKind.REMOVED})
-"""The ends after which what was agreed before is still run."""
+"""The ends after which ranks still run the batches that were agreed before."""
 
 
 class End(NamedTuple):
-    """The end of a group, or of one rank's part in it: which rank caused it, where, and why.
+    """The end of a group, or of one rank's part in it: which rank caused it, on which host, and why.
 
-    Ranks are numbers in the job here, so that an end can go from one group to another.
-
-    ``missing`` is for STALLED only: pairs of a rank and a name that it never submitted.
+    Ranks are numbers in the job, so that one group can pass its end on to another. ``waited_s`` and ``missing`` are for
+    STALLED only: ``missing`` has pairs of a rank and a name that the rank did not submit within ``waited_s``.
     """
 
     kind: EndKind

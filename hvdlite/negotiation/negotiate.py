@@ -1,25 +1,31 @@
-"""The root's decision: which tensors are ready on every rank, and in which batches they run.
+"""The root's decisions: which tensors are ready on every rank, and in which batches they run.
 
-Ranks submit in any order; the root answers in one order for all. A tensor that every rank knows is a bit, and the bits
-that are set on all ranks are ready. A tensor that is new, or that some rank describes differently, is requested by
-name. Once every rank has requested the name, the requests are compared. The answer is either an error for all ranks or
-a definition with a bit. A bit that meets a request of the same name becomes *stale*: until the name is answered, the
-bit counts as the request that it stands for.
+Ranks submit in any order; the root answers in one order for all. Ranks submit a tensor that they remember as a bit, and
+the bits that all ranks have set are ready. They request any other tensor by name: one that is new, or that a rank
+describes differently than before. Once every rank has requested the name, the root compares the requests, and answers
+with an error for all ranks or with a definition and a bit. If one rank submits the bit of a tensor and another rank
+requests its name, the bit becomes *stale*: until the root answers the name, it reads the bit as the request that the
+bit stands for.
 
 A rank that has *joined* has no more data. Until all ranks have joined, no tensor waits for it, and a tensor that can
-run without its data runs. A message from one rank to another waits for these two ranks only. All others take part and
-move nothing.
+run without its data runs. A message from one rank to another (SEND) waits for these two ranks only; all ranks run it,
+but the others move nothing.
 
-A rank submits the tensors of a group, a list of tensors, in one message. So once every rank has submitted one tensor of
-a group, a tensor of it that some rank lacks never becomes ready.
+A rank submits a group, which is a list of tensors, in one message. So once every rank has submitted one tensor of a
+group, no rank will submit further tensors of it. If the lengths of the group differ, the root answers all its tensors
+with an error.
 
-A tensor is *blank* if no rank has a value for it. Each rank sends for which tensors it has no value, and joined ranks
-have none.
+A tensor is *blank* if no rank has a value for it. Each rank reports the tensors for which it has none; joined ranks
+have no values.
 
-Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
-has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
-ranks that have not joined. ``_filled`` has the bits, ready or agreed, for which some rank has a value, and ``_blank``
-how many of the ranks that asked for a name have none.
+Invariants:
+
+- A name is in flight at most once on each rank. So when a bit changes its meaning, no rank sends the bit before it has
+  received the change.
+- A rank in ``_requested[name]`` has no bit set for that name.
+- ``_ready`` never has a bit set on all ranks that have not joined.
+- ``_filled`` has the ready or agreed bits for which some rank has a value. ``_blank`` has for each requested name the
+  number of ranks that requested it without a value.
 """
 
 from __future__ import annotations
@@ -43,9 +49,9 @@ from hvdlite.negotiation.wire import ProtocolError
 class Negotiator:
     """The root's state for a group: `receive` takes messages, and `cut` returns decisions.
 
-    Ranks count within the group here; ``ranks`` are their numbers in the job, for messages to users. ``bits_cut`` are
-    the bits of the latest run, including the new bits of tensors that ranks remember from this run on. Any thread may
-    assign ``tuning``: it applies to the next run, which sends it to all ranks.
+    Ranks are group indices; ``ranks`` has their numbers in the job, for texts for users. ``bits_cut`` has the bits of
+    the latest run, including the bits that ranks remember from this run on. Any thread may assign ``tuning``: it
+    applies from the next run on, which sends it to all ranks.
     """
 
     def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning) -> None:
@@ -62,7 +68,7 @@ class Negotiator:
         self._filled = 0
         self._blank: Counter[str] = Counter()
         self._stale = 0
-        self._asked: dict[str, dict[int, Request]] = {}
+        self._requested: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
         self._runs_cut = 0
         self.bits_cut = 0
@@ -81,12 +87,12 @@ class Negotiator:
     @property
     def is_waiting(self) -> bool:
         """True if some ranks submitted a tensor that others did not."""
-        return bool(self._asked) or any(self._ready)
+        return bool(self._requested) or any(self._ready)
 
     def receive(self, rank: int, ready: Ready) -> bool:
-        """Takes a message of ``rank``. True if this rank was the last one to submit some tensor.
+        """Takes a message of ``rank``. True if ``rank`` was the last one to submit some tensor.
 
-        Raises ProtocolError if no correct rank could have sent it.
+        Raises ProtocolError if no correct rank sends it.
         """
         self._was_last = False
         if ready.bits:
@@ -99,14 +105,14 @@ class Negotiator:
         for index, request in enumerate(ready.requests):
             if not is_well_formed(request, rank, self._size):
                 raise ProtocolError(f"rank {self._ranks[rank]} sent an invalid request for {request.name!r}")
-            self._ask(rank, request, ready.blank_requests >> index & 1)
+            self._add_request(rank, request, ready.blank_requests >> index & 1)
         if self._unequal:
-            self._answer_rest()
+            self._answer_unequal_groups()
         self._seen_generation[rank] = ready.generation
         return self._was_last
 
     def cut(self) -> Run:
-        """Returns batches of everything agreed so far, which must be something. The caller sends runs in this order."""
+        """Returns batches of everything that is agreed; call it if `has_agreed`. The caller sends all runs in order."""
         tuning = self.tuning  # another thread may assign it meanwhile
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
         batches += fuse(self._agreed_bits, self._definitions, self._agreed, tuning.fusion_threshold)
@@ -120,19 +126,19 @@ class Negotiator:
         self._agreed = []
         self._errors = []
         if self._is_full:
-            self._forget()
+            self._start_generation()
         return run
 
     def waiting(self) -> dict[str, Wait]:
-        """Returns the names that only some ranks submitted, each with those ranks and the others.
+        """Returns the names that only some ranks submitted, each with the ranks that did and that did not.
 
-        A join waits for as long as others have work, so its name changes whenever something has run.
+        A join waits as long as other ranks have work, so its name changes with every run and never seems to stall.
         """
         missing = {}
-        for name, asked in self._asked.items():
+        for name, requested in self._requested.items():
             shown = f"{JOIN_NAME} after {self._runs_cut} runs" if name == JOIN_NAME else name
-            absent = [rank for rank in self._absent(asked) if rank not in self._joined]
-            missing[shown] = Wait(self._named(absent), self._named(sorted(asked)))
+            absent = [rank for rank in self._absent(requested) if rank not in self._joined]
+            missing[shown] = Wait(self._numbers_of(absent), self._numbers_of(sorted(requested)))
         submitted = reduce(or_, self._ready)
         waits: dict[bytes, Wait] = {}  # many tensors wait for the same ranks
         bits = members(submitted) if submitted else []
@@ -140,7 +146,7 @@ class Negotiator:
             if ready not in waits:
                 absent = [rank for rank in self._live() if not ready[rank]]
                 present = [rank for rank, is_ready in enumerate(ready) if is_ready]
-                waits[ready] = Wait(self._named(absent), self._named(present))
+                waits[ready] = Wait(self._numbers_of(absent), self._numbers_of(present))
             missing[self._definitions[bit].request.name] = waits[ready]
         return missing
 
@@ -148,7 +154,7 @@ class Negotiator:
         if changed := bits & self._stale:
             bits ^= changed
             for bit in members(changed):
-                self._ask(rank, self._definitions[bit].of_rank(rank), blank_bits >> bit & 1)
+                self._add_request(rank, self._definitions[bit].of_rank(rank), blank_bits >> bit & 1)
         self._ready[rank] |= bits
         self._filled |= bits & ~blank_bits
         if self._joined:
@@ -165,46 +171,46 @@ class Negotiator:
                 f"rank {self._ranks[rank]} named a tensor of generation {ready.generation}, which is forgotten"
             )
         for bit in members(ready.bits):
-            self._ask(rank, table[bit].of_rank(rank), ready.blank_bits >> bit & 1)
+            self._add_request(rank, table[bit].of_rank(rank), ready.blank_bits >> bit & 1)
 
-    def _ask(self, rank: int, request: Request, is_blank: int) -> None:
+    def _add_request(self, rank: int, request: Request, is_blank: int) -> None:
         bit = self._definitions.bit_of(request.name)
         if bit >= 0 and not self._stale >> bit & 1:
             self._make_stale(bit)
-        asked = self._asked.setdefault(request.name, {})
-        if rank in asked:
+        requested = self._requested.setdefault(request.name, {})
+        if rank in requested:
             raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
-        asked[rank] = request
+        requested[rank] = request
         if is_blank:
             self._blank[request.name] += 1
         if request.kind is Kind.JOIN:
             self._join(rank)
         else:
-            self._answer_if_complete(request.name, asked)
+            self._answer_if_complete(request.name, requested)
 
     def _make_stale(self, bit: int) -> None:
         self._stale |= 1 << bit
         definition = self._definitions[bit]
-        asked = self._asked.setdefault(definition.request.name, {})
+        requested = self._requested.setdefault(definition.request.name, {})
         for rank in range(self._size):
             if self._ready[rank] >> bit & 1:
                 self._ready[rank] ^= 1 << bit
-                asked[rank] = definition.of_rank(rank)
+                requested[rank] = definition.of_rank(rank)
         if self._filled >> bit & 1:
             self._filled ^= 1 << bit
-        elif asked:
-            self._blank[definition.request.name] = len(asked)
+        elif requested:
+            self._blank[definition.request.name] = len(requested)
 
-    def _answer_if_complete(self, name: str, asked: dict[int, Request]) -> None:
-        needed = 2 if KINDS[next(iter(asked.values())).kind].has_peer else self._size
-        if len(asked) >= needed - len(self._joined):
-            absent = self._absent(asked)
+    def _answer_if_complete(self, name: str, requested: dict[int, Request]) -> None:
+        needed = 2 if KINDS[next(iter(requested.values())).kind].has_peer else self._size
+        if len(requested) >= needed - len(self._joined):
+            absent = self._absent(requested)
             if not absent or (self._joined and set(absent) <= set(self._joined)):
-                del self._asked[name]
-                self._answer([asked[rank] for rank in sorted(asked)], sorted(asked), absent)
+                del self._requested[name]
+                self._answer([requested[rank] for rank in sorted(requested)], sorted(requested), absent)
 
     def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
-        """Answers one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
+        """Answers one name with ``requests`` of ``ranks``. The ranks in ``absent`` have joined."""
         first = requests[0]
         is_blank = self._blank.pop(first.name, 0) == len(requests)
         bit = self._definitions.bit_of(first.name)
@@ -214,10 +220,10 @@ class Negotiator:
             for_joined = None
             self._was_last = True
         else:
-            for_joined = first  # joined ranks do not know what the others run
-        error = disagreement(requests, self._named(ranks), self._ranks)
+            for_joined = first  # joined ranks did not submit it
+        error = disagreement(requests, self._numbers_of(ranks), self._ranks)
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
-            error = self._why_not_without(first, absent)
+            error = self._joined_error(first, absent)
         if error:
             submitters = () if for_joined is None else tuple(ranks)
             self._errors.append(Response(first.name, error, submitters, bit, for_joined))
@@ -235,22 +241,22 @@ class Negotiator:
             self._is_full = self._capacity > 0
         self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, for_joined, is_blank), definition))
 
-    def _answer_rest(self) -> None:
-        """Answers the tensors of groups whose lengths differ. A tensor that some ranks lack would wait for ever."""
+    def _answer_unequal_groups(self) -> None:
+        """Answers all waiting tensors of groups whose lengths differ: some of them would wait for ever."""
         unequal, self._unequal = self._unequal, {}
         submitted = reduce(or_, self._ready)
         for bit in members(submitted) if submitted else ():
             request = self._definitions[bit].request
             if request.group_length and request.group_name in unequal:
                 self._make_stale(bit)
-        for name, asked in list(self._asked.items()):
-            for request in asked.values():
+        for name, requested in list(self._requested.items()):
+            for request in requested.values():
                 if request.group_length and request.group_name in unequal:
-                    del self._asked[name]
+                    del self._requested[name]
                     self._blank.pop(name, None)
                     if (bit := self._definitions.bit_of(name)) >= 0:
                         self._stale ^= 1 << bit
-                    self._errors.append(Response(name, unequal[request.group_name], tuple(asked), bit, request))
+                    self._errors.append(Response(name, unequal[request.group_name], tuple(requested), bit, request))
                     break
 
     # ---- ranks that have joined
@@ -258,13 +264,13 @@ class Negotiator:
     def _join(self, rank: int) -> None:
         self._joined.append(rank)
         self._agree_without_joined()
-        for name, asked in list(self._asked.items()):
+        for name, requested in list(self._requested.items()):
             if name != JOIN_NAME:
-                self._answer_if_complete(name, asked)
+                self._answer_if_complete(name, requested)
         if len(self._joined) == self._size:
-            request = self._asked.pop(JOIN_NAME)[rank]
+            request = self._requested.pop(JOIN_NAME)[rank]
             response = Response(JOIN_NAME, "", (self._ranks[rank],), -1)
-            self._agreed.append(Agreed(response, Definition(request, ())))  # after all that ran without some ranks
+            self._agreed.append(Agreed(response, Definition(request, ())))  # last, so that it runs after the rest
             self._joined = []
 
     def _agree_without_joined(self) -> None:
@@ -280,13 +286,13 @@ class Negotiator:
             self._filled &= ~impossible
             for bit in members(impossible) if impossible else ():
                 request = self._definitions[bit].request
-                error = self._why_not_without(request, self._joined)
+                error = self._joined_error(request, self._joined)
                 ranks = tuple(rank for rank, ready in enumerate(before) if ready >> bit & 1)
                 self._errors.append(Response(request.name, error, ranks, bit, request))
         self._agreed_bits |= common
 
-    def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:
-        joined = shortened(self._named(absent))
+    def _joined_error(self, request: Request, absent: Sequence[int]) -> str:
+        joined = shortened(self._numbers_of(absent))
         gathers = request.kind is Kind.ALLGATHER
         return (
             f"{request.kind} of tensor {request.name!r} cannot run because rank(s) {joined} have joined and have no "
@@ -297,16 +303,16 @@ class Negotiator:
     def _live(self) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._joined]
 
-    def _absent(self, asked: dict[int, Request]) -> list[int]:
-        """Returns the ranks that have not sent their request for a name, including those that have joined."""
-        first = next(iter(asked.values()))
+    def _absent(self, requested: dict[int, Request]) -> list[int]:
+        """Returns the ranks whose request for a name is missing, including ranks that have joined."""
+        first = next(iter(requested.values()))
         takes_part = (first.root, first.peer) if KINDS[first.kind].has_peer else range(self._size)
-        return [rank for rank in takes_part if rank not in asked]
+        return [rank for rank in takes_part if rank not in requested]
 
-    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _numbers_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._ranks[rank] for rank in ranks)
 
-    def _forget(self) -> None:
+    def _start_generation(self) -> None:
         self._is_full = False
         oldest = min(self._seen_generation)
         self._retired = {number: table for number, table in self._retired.items() if number >= oldest}
@@ -318,4 +324,4 @@ class Negotiator:
         filled, self._filled = self._filled, 0
         for rank, bits in enumerate(waiting):
             for bit in members(bits) if bits else ():
-                self._ask(rank, table[bit].of_rank(rank), not filled >> bit & 1)
+                self._add_request(rank, table[bit].of_rank(rank), not filled >> bit & 1)

@@ -1,6 +1,6 @@
-"""A rank's side of the negotiation: its messages to the root, and the effect of the answers.
+"""A rank's side of the negotiation: its messages to the root, and the effect of the root's runs.
 
-Every rank of a group applies the same answers in the same order, so all replicas remember the same tensors and run the
+Every rank of a group applies the same runs in the same order, so all replicas remember the same tensors and run the
 same batches.
 """
 
@@ -22,10 +22,11 @@ from hvdlite.negotiation.wire import ProtocolError
 
 @dataclass(slots=True, eq=False, repr=False)
 class Work:
-    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
+    """A batch on this rank: its entries, and the agreed rows of each (`hvdlite.negotiation.rows`).
 
-    ``number`` counts from 1, and is the same on all ranks. A turn and the executor fill in the rest, for
-    the observer. ``finished_at``, when its handles were done, exists only if times are kept.
+    ``number`` counts from 1, and is the same on all ranks. Turns and the executor set the other fields, for the
+    observer. Times are of the monotonic clock. ``finished_at``, when the handles were done, exists only if times are
+    kept (`hvdlite.engine.inflight.InFlight`).
     """
 
     entries: Sequence[Entry]
@@ -34,7 +35,7 @@ class Work:
     nbytes: int = 0
     tensors: int = field(init=False)
     arrival: Arrival | None = field(init=False)
-    told_at: float = field(init=False)
+    sent_at: float = field(init=False)
     agreed_at: float = field(init=False)
     moved_at: float = field(init=False)
     done_at: float = field(init=False)
@@ -43,26 +44,26 @@ class Work:
 
 
 class Mismatched(NamedTuple):
-    """An entry that will not run, and why."""
+    """An entry that does not run, and why."""
 
     entry: Entry
     reason: str
 
 
 class InFlight(Protocol):
-    """The entries that this rank has submitted and not finished."""
+    """The entries in flight on this rank."""
 
     def count(self, entry: Entry) -> bool:
-        """Replaces an `Unnamed` by a name. False if the name is taken; then ``entry`` is no longer in flight."""
+        """Gives ``entry`` an automatic name. False if the name is in use; then ``entry`` is not in flight any more."""
 
 
 class Replica:
     """The state of one rank.
 
-    ``cache`` and ``tuning``, which is None until the first run, are the same on all ranks after the same run.
-    ``by_bit`` has the entries that were submitted as bits and are not answered yet; those in ``_blank_bits`` are blank
-    on this rank. ``_by_name`` has the other entries without an answer. An entry that was answered may still be in
-    flight when its name is answered again, on a rank that has joined, so it must not be found here.
+    ``cache`` and ``tuning`` (None before the first run) are the same on all ranks after the same run. ``by_bit`` has
+    the unanswered entries that were submitted as bits; this rank has no value for the bits in ``_blank_bits``.
+    ``_by_name`` has the other unanswered entries. On a rank that has joined, an answered entry may still be in flight
+    when the root answers its name again, so answered entries must not stay in these tables.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
@@ -76,7 +77,7 @@ class Replica:
         self._blank_bits = 0
 
     def submit(self, entries: Sequence[Entry]) -> Ready:
-        """Puts entries in flight and returns the message, which the caller sends to the root."""
+        """Records new entries, and returns the message that reports them to the root."""
         bits: list[int] = []
         requests: list[Request] = []
         blank_bits = blank_requests = 0
@@ -99,13 +100,13 @@ class Replica:
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
-        """Applies a decision of the root. Returns the batches to run, in this order, and the entries that fail.
+        """Applies a decision of the root. Returns the batches to run, in order, and the entries that fail.
 
         Raises ProtocolError if it names something that this rank did not submit.
         """
         if run.tuning is not None:
             self.tuning = run.tuning
-        if self.cache.begin(run.generation):  # the bits that are forgotten are answered by name
+        if self.cache.begin(run.generation):  # the root answers forgotten bits by name
             self._by_name.update((entry.name, entry) for entry in self.by_bit.values())
             self.by_bit.clear()
             self._blank_bits = 0
@@ -133,7 +134,7 @@ class Replica:
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:
-        """Returns the entries of the remembered tensors of ``batch``, with the rows of each."""
+        """Returns the entries of the bits of ``batch``, and the rows of each."""
         if not batch.bits:
             return [], []
         bits = members(batch.bits)
@@ -145,7 +146,7 @@ class Replica:
                     submitted[bit] = of_joined(known[bit].request)
             return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
         except KeyError as error:
-            raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
+            raise ProtocolError(f"rank 0 runs the tensor of bit {error}, which this rank did not submit") from None
 
     def _settle_blank(self, run: Run) -> None:
         settled = self._blank_bits & run.bits

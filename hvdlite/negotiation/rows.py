@@ -1,10 +1,17 @@
-"""Distribution of rows in collectives whose ranks contribute or receive different numbers of them.
+"""Numbers of rows: how ranks agree about them, and how many rows move between ranks.
 
-Two things have numbers of rows. What ranks *agree* about, `Rows`, is by rank what each gives for an allgather and a
-gather, what each gets for a scatter, and for an alltoall what each sends to each, the ranks' splits one after the
-other; it is empty where all ranks have tensors of one shape. What *moves* is derived from it: by the rank that gives it
-where every rank gets all of it, by the rank that gets it where it is reduced, and otherwise from each rank to each, by
-sender. The table in `hvdlite.negotiation.kinds` says which of these a kind of collective has.
+The *agreed* rows of a collective are
+
+- for allgather and gather: the number of rows of each rank's tensor;
+- for scatter: the number of rows that each rank receives;
+- for alltoall: the splits of all ranks, one rank after the other;
+- for all others, in which the tensors of all ranks have one shape: empty.
+
+The rows that *move* are computed from the request and the agreed rows. As a plane's all-gather needs them, they are the
+rows of each rank; for a reduce-scatter, the rows that each rank receives; for an all-to-all, the rows from each rank to
+each rank, ordered by sender.
+
+The table in `hvdlite.negotiation.kinds` names the functions here that each kind of collective uses.
 """
 
 from __future__ import annotations
@@ -18,14 +25,14 @@ Rows = tuple[int, ...]
 
 
 class Alike:
-    """All ranks have tensors of one shape, which may have no dimensions."""
+    """The tensors of all ranks have one shape, which may have no dimensions."""
 
     def agreed(self, requests: Sequence[Request]) -> Rows:
-        """Returns the agreed rows of all ranks' ``requests``, which have been found to match."""
+        """Returns the agreed rows of ``requests``, which match and are in rank order."""
         return ()
 
     def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
-        """Reconstructs the request of ``rank`` from that of any rank and the agreed rows."""
+        """Returns the request of ``rank``, given the request of any rank and the agreed rows."""
         return request
 
     def fit(self, request: Request, rank: int, size: int) -> bool:
@@ -34,7 +41,7 @@ class Alike:
 
 
 class AlikeInRows(Alike):
-    """All ranks have tensors of one shape, whose rows are divided among them."""
+    """The tensors of all ranks have one shape, and their rows are divided among the ranks."""
 
     def fit(self, request: Request, rank: int, size: int) -> bool:
         return bool(request.shape) and not request.splits
@@ -51,7 +58,7 @@ class Given(AlikeInRows):
 
 
 class Split(Alike):
-    """Each rank splits its rows among all of them."""
+    """Each rank splits its rows among all ranks."""
 
     def agreed(self, requests: Sequence[Request]) -> Rows:
         return tuple(count for request in requests for count in request.splits)
@@ -66,7 +73,7 @@ class Split(Alike):
 
 
 class SplitByRoot(Split):
-    """The root splits its rows among all ranks, and the others have none."""
+    """The root splits its rows among all ranks, and the other ranks have no rows."""
 
     def agreed(self, requests: Sequence[Request]) -> Rows:
         return requests[requests[0].root].splits
@@ -84,53 +91,53 @@ def _with_splits(request: Request, splits: Rows) -> Request:
     return request._replace(shape=(sum(splits), *request.shape[1:]), splits=splits)
 
 
-# ---- what moves, for a request of any rank of ``size`` and the rows that were agreed
+# ---- the rows that move, given the request of any rank, the agreed rows, and the number of ranks
 
 
 def as_agreed(request: Request, rows: Rows, size: int) -> Rows:
-    """The agreed rows, unchanged."""
+    """Returns the agreed rows."""
     return rows
 
 
 def evenly(request: Request, rows: Rows, size: int) -> Rows:
-    """A nearly equal part for each rank."""
+    """Returns a nearly equal part for each rank."""
     return even_splits(request.shape[0], size)
 
 
 def all_of_root(request: Request, rows: Rows, size: int) -> Rows:
-    """All rows at the root."""
+    """Returns all rows for the root, and none for the other ranks."""
     return _only(request.root, _length(request), size)
 
 
 def to_root(request: Request, rows: Rows, size: int) -> Rows:
-    """The rows of each rank, sent to the root."""
+    """Returns the rows of each rank, sent to the root."""
     return tuple(count for given in rows for count in _only(request.root, given, size))
 
 
 def from_root(request: Request, rows: Rows, size: int) -> Rows:
-    """The rows of the root, divided among the ranks."""
+    """Returns the agreed rows, sent by the root."""
     before, behind = request.root * size, (size - 1 - request.root) * size
     return (0,) * before + rows + (0,) * behind
 
 
 def to_peer(request: Request, rows: Rows, size: int) -> Rows:
-    """The rows of one rank, sent to one other."""
+    """Returns the rows of the root, sent to the peer."""
     return _only(request.root * size + request.peer, _length(request), size * size)
 
 
 def received_by(moved: Rows, rank: int) -> Rows:
-    """The rows that ``rank`` gets from each rank, where ``moved`` is from each rank to each."""
+    """Returns the rows that ``rank`` receives from each rank; ``moved`` are the rows from each rank to each rank."""
     return moved[rank :: math.isqrt(len(moved))]
 
 
 def even_splits(rows: int, size: int) -> Rows:
-    """``rows`` divided among ``size`` ranks; the first ones get one more where it does not come out even."""
+    """Divides ``rows`` among ``size`` ranks. If that leaves a remainder, each of the first ranks gets one row more."""
     each, more = divmod(rows, size)
     return (each + 1,) * more + (each,) * (size - more)
 
 
 def _length(request: Request) -> int:
-    """Returns the number of rows: one for a tensor without dimensions."""
+    """Returns the number of rows; a tensor without dimensions counts as one row."""
     return math.prod(request.shape[:1])
 
 

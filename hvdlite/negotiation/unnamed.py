@@ -1,7 +1,7 @@
-"""Automatic names for calls that the user gave none: each rank counts such calls.
+"""Automatic names for calls without a name. Each rank counts such calls.
 
-A call is counted in the turn that takes its tensor, which no signal handler interrupts. So a rank counts exactly the
-calls that it has submitted.
+A call is counted in the turn that takes its tensor, and no signal handler interrupts a turn. So a rank counts exactly
+the calls that it has submitted.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-_serial: Final = itertools.count()  # this rank's alone
+_serial: Final = itertools.count()
 
 
 class Unnamed(str):
-    """A placeholder for a tensor's name until its call is counted, equal only to itself. ``+`` adds a suffix.
+    """A placeholder for a tensor's name until its call is counted. It equals only itself. ``+`` adds a suffix.
 
-    ``count`` returns the name of the call, once for all of its tensors.
+    ``count`` counts the call and returns its name. All tensors of the call share the result.
     """
 
     __slots__ = ("_call", "_suffix")
 
-    _call: list[Callable[[], str] | str]  # how its name comes to be, and then the name
+    _call: list[Callable[[], str] | str]  # one item: ``count``, and then its result
     _suffix: str
 
     def __new__(cls, count: Callable[[], str]) -> Unnamed:
@@ -37,6 +37,7 @@ class Unnamed(str):
         return other
 
     def counted(self) -> str:
+        """Returns the final name, and counts the call if no other tensor of the call has."""
         name = self._call[0]
         if not isinstance(name, str):
             name = self._call[0] = name()

@@ -1,19 +1,19 @@
-"""Messages as bytes: fixed little-endian structs, with JSON inside for rare content, and never a pickle.
+"""Messages as bytes: fixed little-endian structs, with JSON for what is rare, and never a pickle.
 
-Every frame begins with magic, version, type, its number, how many frames the sender has received, and the session's
-number. Then, by type::
+Every frame begins with a header: magic, version, type, the frame's number, the number of frames that the sender has
+received, and the session's number. Then follows, by type::
 
     READY   generation u32, four lengths u32, bits, blank bits, blank requests, requests as JSON
     RUN     generation u32, batches u32, length of blank bits u32, number of tunings u8 (0 or 1), blank bits, the
             tuning (fusion threshold u64, hold-off in seconds f64), then each batch: length of bits u32, of responses
             u32, bits, responses as JSON
     END     JSON
-    GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
+    GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, the body of a READY
 
 Frames of other types concern the connection: `hvdlite.control.greeting` defines their bodies.
 
-A step whose tensors are all known is a READY and a RUN of a few bytes for each eight tensors. `decode` trusts nothing:
-lengths are compared with what is there, numbers with their ranges, and anything else raises `ProtocolError`.
+A step whose tensors are all known is a READY and a RUN, each with one byte for eight tensors. `decode` trusts nothing:
+it compares lengths with the size of the frame and numbers with their ranges, and raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Type(IntEnum):
 
 
 class Header(NamedTuple):
-    """The header of a frame. Its number, and the count of received frames, count messages only."""
+    """The header of a frame. ``number`` and ``received`` count messages only, not frames about the connection."""
 
     kind: int
     number: int
@@ -87,7 +87,7 @@ class Header(NamedTuple):
 
 
 def encode(message: Message, number: int, session: int) -> bytes:
-    """Encodes ``message`` for a link that counts frames but never resumes."""
+    """Encodes ``message`` as frame ``number``, for a link that never resumes and so reports no received frames."""
     kind, body = body_of(message)
     return _HEADER.pack(b"hv", _VERSION, kind, number, 0, session) + body
 
@@ -101,11 +101,12 @@ def decode(frame: bytes, number: int, session: int) -> Message:
 
 
 def frame_of(header: Header, session: int, body: bytes) -> bytes:
+    """Returns the frame of ``header`` and ``body``."""
     return _HEADER.pack(b"hv", _VERSION, *header, session) + body
 
 
 def body_of(message: Message) -> tuple[Type, bytes]:
-    """Encodes ``message`` without the header, which differs from peer to peer."""
+    """Encodes ``message`` as a type and a body. The header is separate because it differs from peer to peer."""
     if isinstance(message, Ready):
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):
@@ -127,7 +128,7 @@ def body_of(message: Message) -> tuple[Type, bytes]:
 
 
 def header_of(frame: bytes, session: int) -> Header:
-    """Reads the header. Raises ProtocolError unless it is of this version and of ``session``."""
+    """Reads the header of ``frame``. Raises ProtocolError if it is of another version or another session."""
     return Header(*_fields_of(frame, session))
 
 
@@ -144,7 +145,7 @@ def _fields_of(frame: bytes, session: int) -> tuple[int, int, int]:
 
 
 def rest_of(frame: bytes) -> bytes:
-    """Returns everything after the header."""
+    """Returns the body of ``frame``."""
     return frame[_HEADER.size :]
 
 
@@ -156,7 +157,7 @@ def message_of(header: Header, frame: bytes) -> Message:
 def _message(kind: int, frame: bytes) -> Message:
     try:
         return _DECODERS[kind](frame, _HEADER.size)
-    except DuplicateName:  # a signal came meanwhile, and its handler submitted a tensor twice
+    except DuplicateName:  # a ValueError, but raised by a signal handler that submitted a tensor twice
         raise
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None

@@ -48,7 +48,7 @@ from hvdlite.blackbox.format import (
 from hvdlite.blackbox.format import Phase as Phase
 from hvdlite.engine.observer import Observer, State
 from hvdlite.metrics.table import BATCHES
-from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
+from hvdlite.negotiation.delays.arrival import NO_ARRIVAL, UNKNOWN
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
@@ -151,7 +151,7 @@ class Recorder:
         if memory is None:  # closed, although this batch had not ended
             return
         index = next(self._indices)
-        _, _, last_rank, _, late_s = work.arrival or NOT_KNOWN
+        _, _, last_rank, _, late_s = work.arrival or NO_ARRIVAL
         first = work.entries[0]
         RECORD.pack_into(
             memory,
@@ -161,7 +161,7 @@ class Recorder:
             work.number,
             work.tensors,
             work.nbytes,
-            work.told_at,
+            work.sent_at,
             work.agreed_at,
             work.moved_at,
             work.done_at,

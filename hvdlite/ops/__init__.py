@@ -1,7 +1,7 @@
-"""The collectives, written once for every front end, and all that a front end needs of what is below.
+"""The collectives, written once for all front ends, and every name that a front end needs from lower layers.
 
-`Collectives` handles tensors only through an `Adapter`, which turns one into a buffer and makes empty ones. A front end
-makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for numpy.
+`Collectives` accesses tensors only through an `Adapter`, which returns the buffer of a tensor and makes empty tensors.
+A front end makes an instance with its own adapter; `hvdlite.ops.arrays` has the instance for numpy.
 """
 
 from hvdlite.groups.group import Group

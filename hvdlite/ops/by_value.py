@@ -1,4 +1,4 @@
-"""Pickling of objects without an importable name, such as lambdas, by value; and errors of unpickling by name."""
+"""Pickles objects without an importable name, such as lambdas, by value; explains errors of unpickling by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError)
 
 
 def dump_by_value(value: Any, reason: str) -> bytes:
-    """Pickles ``value``, which could not be pickled by name for ``reason``.
+    """Pickles ``value`` with cloudpickle. ``reason`` is the error of pickling it by name.
 
-    Raises ValueError, which names the object and says what to do.
+    Raises ValueError if cloudpickle is not installed, or fails too.
     """
     try:
         import cloudpickle
@@ -28,7 +28,7 @@ def dump_by_value(value: Any, reason: str) -> bytes:
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """Unpickles ``data``. Raises ValueError, with what to do, for a name that this process has not defined."""
+    """Unpickles ``data``. Raises ValueError, with advice, for a name that this process has not defined."""
     try:
         return pickle.loads(data)
     except AttributeError as error:

@@ -1,6 +1,6 @@
 """All forms of the collectives, for the tensors of one front end. `make forms` writes this file.
 
-Their names are those of `hvdlite.ops.table`, and each calls a draft of `Reductions` or `Transfers`.
+`hvdlite.ops.table` has their names. Each calls a draft of `Reductions` or `Transfers`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ T = TypeVar("T")
 class Collectives(Reductions[T], Transfers[T]):
     """All collectives for the tensors of one front end.
 
-    Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of
-    the same kind in the same order. ``process_set`` names the ranks that take part, by default all. Asynchronous forms
-    return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input. All raise
-    ValueError for invalid arguments, DuplicateName while a tensor of this name is in flight, and from
-    `synchronize` a HorovodInternalError if the collective did not happen: `Mismatch` when ranks disagree, `PeerLost`,
-    `Stalled`, `ShutDown`.
+    Every form takes a ``name`` that identifies the tensor on all ranks. Without names, all ranks must call collectives
+    of the same kind in the same order. ``process_set`` has the ranks that take part, by default all ranks. Asynchronous
+    forms return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input.
+
+    All forms raise ValueError for invalid arguments, and DuplicateName while a tensor of this name is in flight. If the
+    collective fails, the blocking forms and `synchronize` raise a HorovodInternalError: `Mismatch` if ranks disagree,
+    `PeerLost`, `Stalled`, `ShutDown`.
     """
 
     def allreduce_async(
@@ -162,10 +163,10 @@ class Collectives(Reductions[T], Transfers[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> T:
-        """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
+        """Reduces ``tensor`` over all ranks, and returns this rank's rows of the result.
 
-        Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
-        Scale factors and ``compression`` are those of `allreduce`.
+        Rows are along the first dimension, and divided evenly. If that leaves a remainder, each of the first ranks gets
+        one row more. Scale factors and ``compression`` are as in `allreduce`.
         """
         group = group_of(process_set)
         handle = self._reducescatter(group, tensor, name, compression, op, prescale_factor, postscale_factor)
@@ -226,7 +227,7 @@ class Collectives(Reductions[T], Transfers[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Reduces ``tensor`` over all ranks, on ``root_rank``, as `allreduce` does; elsewhere, a tensor without rows.
+        """Reduces ``tensor`` over all ranks, as `allreduce` does, to ``root_rank``. Other ranks get 0 rows.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
@@ -252,7 +253,7 @@ class Collectives(Reductions[T], Transfers[T]):
     def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
 
-        All dimensions but the first are the same on all ranks; the first may differ and be 0.
+        The dtype and all dimensions but the first must be the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
         handle = self._allgather(group, tensor, name)
@@ -287,7 +288,7 @@ class Collectives(Reductions[T], Transfers[T]):
     def broadcast(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype are the same on all ranks.
+        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype must be the same on all ranks.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
@@ -355,7 +356,7 @@ class Collectives(Reductions[T], Transfers[T]):
     def gather(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
+        """Like `allgather`, but only on ``root_rank``. Other ranks get 0 rows."""
         group = group_of(process_set)
         handle = self._gather(group, tensor, root_rank, name)
         group.run(handle)
@@ -378,9 +379,9 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> T:
         """Returns this rank's rows of the tensor of ``root_rank``.
 
-        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
-        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
-        ``tensor`` count, and splits are ignored.
+        On the root, ``splits`` has the number of rows for each rank. Without splits, rows are divided evenly; if that
+        leaves a remainder, each of the first ranks gets one row more. Other ranks pass a tensor with the same dtype and
+        the same shape after the first dimension. Their rows and splits are ignored.
         """
         group = group_of(process_set)
         handle = self._scatter(group, tensor, root_rank, splits, name)
@@ -400,9 +401,10 @@ class Collectives(Reductions[T], Transfers[T]):
         return group.submit(self._scatter(group, tensor, root_rank, splits, name))
 
     def send(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
-        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+        """Sends ``tensor`` to ``rank``, which calls `recv`. Returns once ``rank`` has received it.
 
-        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        Only these two ranks call anything. Without names, messages match in order: the first `send` to ``rank`` meets
+        its first `recv` from this rank.
         """
         group = group_of(process_set)
         handle = self._send(group, tensor, rank, name)
@@ -417,7 +419,7 @@ class Collectives(Reductions[T], Transfers[T]):
         return group.submit(self._send(group, tensor, rank, name))
 
     def recv(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
+        """Receives a new tensor, with the shape and dtype of ``tensor``, from ``rank``, which calls `send`."""
         group = group_of(process_set)
         handle = self._recv(group, False, tensor, rank, name)
         group.run(handle)

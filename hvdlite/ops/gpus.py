@@ -1,4 +1,4 @@
-"""What a front end needs of CUDA for its tensors on GPUs."""
+"""What a front end with tensors on GPUs needs from CUDA."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def gpu(index: int) -> Device:
 
 
 def new_stream(index: int) -> int:
-    """Makes a stream on GPU ``index`` that is never closed. Returns CUDA's handle."""
+    """Makes a stream on GPU ``index`` that is never closed. Returns its CUDA handle."""
     return Stream(Context(index)).handle.value or 0

@@ -1,4 +1,4 @@
-"""Operations on the handle of an asynchronous collective: poll it, and wait for its result."""
+"""Operations on the handles of asynchronous collectives: poll, synchronize, abandon."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hvdlite.tensors.streams import Synced
 
 
 class GroupHandle(Generic[R]):
-    """The handle of several tensors that were submitted together; its result is the list of their results.
+    """The handle of several tensors that are submitted together. Its result is the list of their results.
 
-    ``handles`` are those of the tensors. An empty list (``is_empty``) still has one handle, a placeholder, so that
-    ranks can check that they agree.
+    ``handles`` has one handle for each tensor. An empty group (``is_empty``) still has one handle, of a placeholder, so
+    that ranks can check that they agree.
     """
 
     __slots__ = ("handles", "is_empty")
@@ -27,7 +27,7 @@ class GroupHandle(Generic[R]):
 
     @property
     def group(self) -> Any:
-        """The group in which they are, or will be, in flight."""
+        """The group in which the tensors are, or will be, in flight."""
         return self.handles[0].group
 
     @property
@@ -48,7 +48,7 @@ class GroupHandle(Generic[R]):
 
 
 def poll(handle: Handle[Any] | GroupHandle[Any]) -> bool:
-    """True if the result is there. Raises ValueError for a handle that was synchronized already."""
+    """True if `synchronize` would not wait. Raises ValueError for a handle that was synchronized already."""
     if not isinstance(handle, (Handle, GroupHandle)) or handle.is_taken:
         raise ValueError(f"{handle!r} is not a handle in flight; each handle is synchronized once")
     return handle.has_result
@@ -63,28 +63,28 @@ def synchronize(handle: GroupHandle[R]) -> list[R]: ...
 
 
 def synchronize(handle: Handle[Any] | GroupHandle[Any]) -> Any:
-    """Waits for a handle and returns its result, or raises its error. None if it was synchronized already.
+    """Waits for ``handle`` and returns its result, or raises its error. Returns None if it was synchronized already.
 
-    For a tensor of a GPU, this waits until the GPU has been given the collective, and makes the current stream wait for
+    For a tensor on a GPU, waits only until the collective is issued to the GPU, and makes the current stream wait for
     its end.
 
-    If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
+    If a signal handler raises meanwhile, the handle does not change and can be synchronized again.
     """
-    if type(handle) is not Entry and not isinstance(handle, Handle):  # the usual case, and a cheaper test
+    if type(handle) is not Entry and not isinstance(handle, Handle):  # the first test is cheap, and usually enough
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
         return None if handle.is_taken else _synchronize_group(handle.handles, handle.is_empty)
     if handle.is_taken:
         return None
     if not handle.is_done:
-        assert handle.group is not None  # only handles that no user has seen are in no group
+        assert handle.group is not None  # only entries that no user has seen have no group
         handle.group.wait(handle)
     result = handle.output
     try:
         handle.is_taken = True
         handle.output = None
         if handle.error is not None:
-            # Handles may share an error, but not the traceback that raising it adds.
+            # A copy, because handles may share an error, and raising adds a traceback to it.
             raise copy.copy(handle.error) from handle.error.__cause__
         return result
     except HvdError:
@@ -104,7 +104,7 @@ def run(handle: GroupHandle[R]) -> list[R]: ...
 
 
 def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
-    """Submits a handle that is not in flight yet, waits for it, and returns its result or raises its error."""
+    """Submits ``handle``, which is not in flight yet, waits for it, and returns its result or raises its error."""
     if isinstance(handle, GroupHandle):
         handle.group.run_all(handle.handles)
     else:
@@ -114,10 +114,10 @@ def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
 
 
 def abandon(handle: Handle[Any] | GroupHandle[Any]) -> None:
-    """Lets go of a handle that nobody will synchronize.
+    """Releases a handle that nobody will synchronize.
 
-    It stays in flight, because the other ranks make the same call. The next call of its name, by any thread, does not
-    fail with DuplicateName: it is submitted when this one is done.
+    The collective stays in flight, because the other ranks make the same call. The next call with its name, in any
+    thread, does not fail with DuplicateName: it is submitted when this collective is done.
     """
     for each in handle.handles if isinstance(handle, GroupHandle) else (handle,):
         assert isinstance(each, Entry)
@@ -125,12 +125,12 @@ def abandon(handle: Handle[Any] | GroupHandle[Any]) -> None:
 
 
 def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[Any]:
-    for each in handles:  # before any is taken, so that an interrupted call can be repeated
+    for each in handles:  # before any result is taken, so that an interrupted call can be repeated
         if not each.is_done:
             assert each.group is not None
             each.group.wait(each)
     synced: Synced = set()
-    outputs = [each.output if type(each) is Entry else each.result(synced) for each in handles]  # most, with no call
+    outputs = [each.output if type(each) is Entry else each.result(synced) for each in handles]  # usually no call
     results = [] if is_empty else outputs
     error = None
     try:
@@ -151,7 +151,7 @@ def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[A
 
 
 def synchronize_all(handles: Iterable[Handle[R]]) -> list[R]:
-    """Returns the results of all handles, in order. If some fail, waits for all before it raises the first error."""
+    """Returns the results of all handles, in order. If some fail, waits for all and then raises the first error."""
     results: list[R] = []
     errors: list[HvdError] = []
     for handle in handles:

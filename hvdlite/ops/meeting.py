@@ -1,4 +1,4 @@
-"""Collectives without a tensor: the barrier, and the join of ranks with uneven data."""
+"""Collectives without a tensor: `barrier`, and `join` for ranks with uneven data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvdlite.tensors.device import CPU, Device
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns after every rank has called it. Does not wait for collectives that are in flight."""
+    """Returns once every rank has called it. Does not wait for collectives that are in flight."""
     run(barrier_entry(group_of(process_set)))
 
 
@@ -27,18 +27,20 @@ def barrier_entry(group: Group) -> Entry[None]:
 
 
 def join(device: int = -1) -> int:
-    """Declares that this rank has no more data and waits for all ranks to do so. Returns the last rank to join.
+    """Declares that this rank has no more data, and waits until all ranks have joined. Returns the last rank to join.
 
-    Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
-    of all ranks. Only allreduce with op Average or Sum can run meanwhile; any other collective is an error on the ranks
-    that call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting, or returns
-    at once if all ranks have joined meanwhile. ``device`` is the GPU for the zeros of a rank that has used none.
+    Until then this rank contributes zeros to every allreduce of the other ranks. An average still divides by the number
+    of all ranks. Only allreduce with op Average or Sum can run meanwhile; any other collective fails on the ranks that
+    call it. ``device`` is the index of the GPU for the zeros, if this rank has used no GPU.
+
+    If a signal handler interrupts the call, this rank has still joined. The next call resumes waiting, or returns at
+    once if all ranks have joined meanwhile.
     """
     group, caller = group_of(global_process_set), threading.get_ident()
     if device >= 0:
         planes = group.planes
         for kind in planes.keys() - {CPU.kind}:
-            with suppress(ValueError):  # this rank has used another GPU, or can use none
+            with suppress(ValueError):  # this rank has used another GPU, or cannot use this one
                 planes.of_device(kind).choose(Device(kind, device))
     entry = group.interrupted_join
     is_again = entry is not None and entry.caller == caller
@@ -47,11 +49,11 @@ def join(device: int = -1) -> int:
     try:
         last: int = synchronize(entry) if is_again else run(entry)
     except HvdError:
-        if is_again:  # that of another thread, which has joined, is still to be called again
+        if is_again:  # otherwise it may be the join of another thread, which will call again
             group.interrupted_join = None
         raise
     except BaseException:
-        if entry.caller or entry.is_done:  # else it was taken back, and this rank has not joined
+        if entry.caller or entry.is_done:  # otherwise the entry was withdrawn, and this rank has not joined
             entry.caller = caller
             group.interrupted_join = entry
         raise

@@ -1,4 +1,4 @@
-"""Arrays in memory mapped by all ranks of a host, which reduce them without copying."""
+"""Arrays in memory that all ranks of a host map, so that a reduction copies nothing; and functions on memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from hvdlite.tensors.dtypes import from_numpy
 
 
 def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Makes an uninitialised array that an all-reduce, in place or from one such array to another, need not copy.
+    """Makes an uninitialised array in shared memory. An all-reduce between such arrays, or in place, copies nothing.
 
-    Whether ranks use such memory, and for the same tensors, makes a difference to the speed only. So it does before
-    `init`, in a job of one rank, and with one rank on this host: then the memory is ordinary. Arrays stay valid after
+    Shared memory makes a difference to the speed only, so ranks need not use it for the same tensors. Before `init`, in
+    a job of one rank, and if no other rank is on this host, the array is in ordinary memory. Arrays stay valid after
     `shutdown`, as ordinary memory. A forked child sees its parent's contents as long as the parent keeps them, and its
-    own writes are private. Raises ValueError for a dtype that collectives do not take, and MemoryError if this
-    host has no such memory left.
+    own writes are private.
+
+    Raises ValueError for an invalid shape or a dtype that collectives do not support, and MemoryError if this host has
+    no shared memory left.
     """
     kind, sizes = np.dtype(dtype), shape if isinstance(shape, Sequence) else (shape,)
     from_numpy(kind)
@@ -32,7 +34,7 @@ def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) 
 
 
 def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
-    """Returns the size of such an array in bytes. Raises ValueError for an invalid shape."""
+    """Makes the bytes of an array for `shared_empty`. Raises ValueError for an invalid shape."""
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
     nbytes, arena = math.prod(shape) * itemsize, shared_arena()
@@ -40,9 +42,9 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
 
 
 def stream_copy(target: int, source: int, nbytes: int) -> None:
-    """Copies from one address to another past the cache: for long tensors that other ranks read next, from memory.
+    """Copies ``nbytes`` from the address ``source`` to ``target``, bypassing the cache.
 
-    Without the native library, through the cache.
+    For long tensors that other ranks read next. Without the native library, the copy goes through the cache.
     """
     if native.absence():
         ctypes.memmove(target, source, nbytes)
@@ -51,19 +53,20 @@ def stream_copy(target: int, source: int, nbytes: int) -> None:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Makes the process keep ``nbytes`` more of freed memory from now on, unless the user has disabled it.
+    """Makes the process keep ``nbytes`` more of freed memory from now on.
 
-    ``HVDLITE_KEEP_FREED=0`` disables it; so do glibc's own variables (``native/kernels/heap.cc``). Without the native
-    library nothing changes. Raises HorovodInternalError outside of a session.
+    Does nothing without the native library, with ``HVDLITE_KEEP_FREED=0``, and if glibc's own variables are set
+    (``native/kernels/heap.cc``). Raises HorovodInternalError outside of a session.
     """
     if current().options.keep_freed and not native.absence():
         native.library().hvd_keep_freed(nbytes)
 
 
 def checksum_in(group: Group) -> Callable[[int, int, int], int]:
-    """Returns the checksum that ranks of ``group`` compare: of the checksum of bytes before, an address, and a length.
+    """Returns the checksum function for bytes that the ranks of ``group`` compare.
 
-    It is the one of the native library, unless some rank lacks that.
+    Its arguments are the checksum of the bytes before (0 at first), an address, and a length. It is CRC-32C of the
+    native library, or zlib's CRC-32 if some rank lacks the library.
     """
     return _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
 

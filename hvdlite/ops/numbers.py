@@ -1,4 +1,4 @@
-"""Numbers in place of tensors: they travel as arrays without dimensions, and come back as numbers of their type."""
+"""Numbers in place of tensors: a number travels as an array without dimensions, and the result is a number again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DTYPES = {int: np.int64, float: np.float64, complex: np.complex128}
 
 
 def is_number(value: object) -> bool:
-    """True if ``value`` is a Python or numpy number instead of a tensor."""
+    """True if ``value`` is a Python or numpy number."""
     return isinstance(value, (*_DTYPES, np.generic))
 
 
 def array_of(value: Any) -> Array | None:
-    """Converts a number to an array; None if it is none. Raises ValueError for a bool and an int beyond 64 bits."""
+    """Converts a number to an array; None for anything else. ValueError for a bool, and for an int beyond 64 bits."""
     if isinstance(value, np.generic):
         return np.array(value)
     if isinstance(value, bool):
@@ -36,7 +36,10 @@ def array_of(value: Any) -> Array | None:
 
 
 def as_it_was(value: Any) -> Callable[[Any], Any]:
-    """Converts an array to a number of the type of ``value``. Keeps one with dimensions: a result without rows."""
+    """Returns a function that converts an array without dimensions to a number like ``value``.
+
+    It returns any other array as it is, such as a result without rows.
+    """
     is_of_numpy = isinstance(value, np.generic)
 
     def convert(result: Any) -> Any:

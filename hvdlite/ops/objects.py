@@ -1,11 +1,12 @@
-"""Collectives of Python objects, for every front end. Objects travel as bytes.
+"""Collectives of Python objects, for all front ends.
 
-They are pickled by name where possible: ranks run the same program, so a class is then the same one on all of them.
-Objects without a name, such as lambdas, are pickled by value, which needs the package cloudpickle on every rank.
+Objects travel as pickles. Where possible they are pickled by name: ranks run the same program, so they have the same
+classes. Objects without a name, such as lambdas, are pickled by value, which needs the package cloudpickle on every
+rank.
 
-An object travels as two collectives, the length of its pickle and then the pickle (`hvdlite.engine.main_thread`). It is
-unpickled only from bytes that came over this job's own data plane: from a process that holds the job's key and runs the
-user's program already.
+An object takes two chained collectives (`hvdlite.engine.main_thread`): the length of its pickle, and the pickle. A rank
+unpickles only bytes from a data plane of its job, and so from a process that has the job's key and runs the user's
+program already.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value, loads
 from hvdlite.ops.handles import synchronize
 from hvdlite.session import group_of
 
-_FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for bytes that never come
+_FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for a pickle that never comes
 
 
 def broadcast_object(
@@ -33,8 +34,8 @@ def broadcast_object(
 ) -> Any:
     """Returns the object of ``root_rank`` on every rank: on the root ``obj`` itself, elsewhere an unpickled copy.
 
-    Lambdas and local definitions need the package cloudpickle. Raises ValueError on the root for an
-    object that cannot be pickled, or what its own methods raised, and then HorovodInternalError on the other ranks.
+    Lambdas and local definitions need the package cloudpickle. If the object cannot be pickled, raises ValueError on
+    the root, or the error that a method of the object raised, and HorovodInternalError on the other ranks.
     """
     data, is_own = broadcast_bytes(group_of(process_set), lambda: _dumps(obj), root_rank, name)
     return obj if is_own else _loads(data)
@@ -49,8 +50,8 @@ def broadcast_bytes(
 ) -> tuple[memoryview, bool]:
     """Broadcasts the bytes that ``dumps`` returns on the root. Returns them, and whether this rank is the root.
 
-    ``and_then`` is called with them, and may go on with collectives. An interrupt does not keep it from that, so it may
-    run in another thread.
+    ``and_then`` is called with the bytes, and may call further collectives. It runs even if a signal handler interrupts
+    the call, and so perhaps in another thread.
     """
     is_root = group.ranks[group.rank] == root_rank
     data, failure = _pickled(dumps) if is_root else (_NO_BYTES, None)
@@ -74,10 +75,10 @@ def broadcast_bytes(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns unpickled copies of the objects of all ranks, in rank order.
+    """Returns unpickled copies of the objects of all ranks, as a list in rank order.
 
-    Raises as `broadcast_object` does: ValueError on the rank whose object cannot be pickled, HorovodInternalError on
-    the others.
+    If the object of a rank cannot be pickled, raises the errors of `broadcast_object`: ValueError on this rank, and
+    HorovodInternalError on the other ranks.
     """
     group = group_of(process_set)
     data, failure = _pickled(lambda: _dumps(obj))
@@ -125,7 +126,7 @@ def _loads(data: Any) -> Any:
 def _pickled(dumps: Callable[[], bytes]) -> tuple[npt.NDArray[np.uint8], Exception | None]:
     try:
         return np.frombuffer(bytearray(dumps()), np.uint8), None
-    except Exception as error:  # an object's own __reduce__ may raise anything, and the other ranks must hear of it
+    except Exception as error:  # of any type, from an object's __reduce__: the other ranks must receive _FAILED
         return _NO_BYTES, error
 
 

@@ -1,4 +1,4 @@
-"""Collectives that reduce: all-reduce, reduce-scatter, reduce."""
+"""The drafts (`hvdlite.ops.table`) of collectives that reduce: all-reduce, reduce-scatter, reduce."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Reductions(Calls[T]):
-    """The drafts of collectives whose results are sums, averages, minima, maxima or products over the ranks.
+    """Collectives whose results are sums, averages, minima, maxima, products or Adasum over the ranks.
 
-    Shape, dtype and arguments are the same on all ranks. Integer averages and scaled integers are truncated toward
-    zero; sums and products of integers wrap around, and averages do not. float16 and bfloat16 accumulate in float32.
-    ``bool`` tensors take Sum and Max as *or*, Product and Min as *and*.
+    Shape, dtype and arguments must be the same on all ranks. Averages of integers and scaled integers are truncated
+    toward zero. Sums and products of integers wrap around; averages do not. float16 and bfloat16 accumulate in float32.
+    For ``bool``, Sum and Max are *or*, and Product and Min are *and*.
 
-    A draft takes ``compression`` where its blocking forms do.
+    A draft takes ``compression`` if its blocking form does.
     """
 
     # ---- allreduce
@@ -91,11 +91,11 @@ class Reductions(Calls[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Reduces ``tensor`` over all ranks into a new tensor of its shape and dtype; by default to the average.
+        """Reduces ``tensor`` over all ranks, by default to the average, into a new tensor of the same shape and dtype.
 
         The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
         ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's deprecated form of ``op``.
-        A number is reduced, too, and its result is a number.
+        ``tensor`` may be a number; then the result is a number, too.
         """
         group = group_of(process_set)
         entry = self._allreduce(group, False, tensor, average, name, compression, op, prescale_factor, postscale_factor)
@@ -124,7 +124,7 @@ class Reductions(Calls[T]):
     def entries_of_allreduce(
         self, group: Group, is_in_place: bool, reduction: Reduction, name: str, tensors: Sequence[T]
     ) -> Sequence[Entry[T]]:
-        """Makes the entries with which an optimizer reduces ``tensors``, several of them as a group."""
+        """Makes the entries with which an optimizer reduces ``tensors``. Several tensors become a group."""
         if len(tensors) == 1:
             return [self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensors[0])]
         draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
@@ -142,10 +142,10 @@ class Reductions(Calls[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Entry[T]:
-        """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
+        """Reduces ``tensor`` over all ranks, and returns this rank's rows of the result.
 
-        Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
-        Scale factors and ``compression`` are those of `allreduce`.
+        Rows are along the first dimension, and divided evenly. If that leaves a remainder, each of the first ranks gets
+        one row more. Scale factors and ``compression`` are as in `allreduce`.
         """
         draft = partial(self._own_rows, group, (op, prescale_factor, postscale_factor))
         return compressed(compression, draft)(name, tensor)
@@ -182,7 +182,7 @@ class Reductions(Calls[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Entry[T]:
-        """Reduces ``tensor`` over all ranks, on ``root_rank``, as `allreduce` does; elsewhere, a tensor without rows.
+        """Reduces ``tensor`` over all ranks, as `allreduce` does, to ``root_rank``. Other ranks get 0 rows.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
@@ -199,7 +199,7 @@ class Reductions(Calls[T]):
         return self._entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
 
 
-_ALLREDUCE = Kind.ALLREDUCE  # spares a submit the lookup of an Enum's member
+_ALLREDUCE = Kind.ALLREDUCE  # looking a member up in an Enum is slow
 
 
 def _op_of(average: bool, op: Any) -> int:
@@ -210,9 +210,9 @@ def _op_of(average: bool, op: Any) -> int:
 
 
 def compressed(compression: Compressor | None, draft: Draft[T]) -> Draft[T]:
-    """Returns a draft whose tensors travel in the form that ``compression`` makes of them. Numbers travel as they are.
+    """Returns a draft that compresses tensors with ``compression`` before it calls ``draft``. Numbers stay as they are.
 
-    Raises ValueError for what is no `Compressor`.
+    Raises ValueError if ``compression`` is no `Compressor`.
     """
     if compression is None:
         return draft

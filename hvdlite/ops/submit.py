@@ -1,6 +1,6 @@
-"""The way from a call to a tensor in flight: checks, names, and memory for results.
+"""From a call to an entry: checks, names, and memory for results.
 
-A submit costs an entry, one lock, and one wake-up for a burst; no byte is copied.
+A submit makes one entry for each tensor, and copies no bytes.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ T = TypeVar("T")
 
 
 Reduction = tuple[Any, float, float]
-"""Operation, prescale and postscale, as the caller gave them. A plain tuple, because every submit makes one."""
+"""Operation, prescale and postscale, as the caller passed them. A plain tuple, because every submit makes one."""
 
 
 class Draft(Protocol[T]):
     """Makes the entry of one tensor."""
 
     def __call__(self, name: str | None, tensor: T, length: int = 0, /) -> Entry[T]:
-        """Makes it under the user's ``name`` for it, or else under one that is counted.
+        """Makes the entry of ``tensor``, with ``name`` or, if that is None, with an automatic name.
 
-        ``length`` is the number of tensors in its group, or 0.
+        ``length`` is the number of tensors in its group; 0: it is in no group.
         """
 
 
 class Calls(Generic[T]):
-    """The steps that all collectives share."""
+    """The steps that all collectives share, for the tensors of one front end."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
         self._entry_of: Callable[..., Entry[Any]] = entry_of if adapter.finish is None else self._entry_to_finish
 
     def draft(self, form: str, group: Group, tensors: Any, **arguments: Any) -> Handle[Any] | GroupHandle[Any]:
-        """Returns the handle of ``form``, the name of a collective in the table, which is not submitted yet.
+        """Returns the handle of a collective that is not submitted yet. ``form`` is a name in `hvdlite.ops.table`.
 
-        ``tensors`` are a list for a grouped form, and else one tensor. ``arguments`` are those of the form without
-        ``process_set``.
+        ``tensors`` is a list for a grouped form, and one tensor for any other. ``arguments`` are the further arguments
+        of the form, without ``process_set``.
         """
         collective = FORMS[form].collective
         flags = (False,) * collective.is_in_place
@@ -76,28 +76,28 @@ class Calls(Generic[T]):
         return handle
 
     def _entry_to_finish(self, *args: Any, **kwargs: Any) -> Entry[T]:
-        """`entry_of` for a front end that makes its tensors of what was received."""
+        """Is `entry_of` for a front end whose `Adapter` has a ``finish``."""
         return converted(entry_of(*args, **kwargs), self._finished)
 
     def _finished(self, output: Any) -> Any:
         finish = self._adapter.finish
         assert finish is not None
-        if type(output) is tuple:  # with the rows that came from each rank
+        if type(output) is tuple:  # of an alltoall: with the number of rows from each rank
             received, rows = output
             return finish(received), rows
         return finish(output)
 
     @staticmethod
     def _many(group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T]) -> GroupHandle[T]:
-        """Makes the handle of several tensors, which become ready together on every rank."""
+        """Makes the handle of several tensors that become ready on every rank together."""
         tensors = list(tensors)
         count = len(tensors)
         if count and type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
-            # Most groups are repeated: under their names, the requests of the tensors are still there.
+            # Most groups are repeated: `entry_of` then finds the requests of the tensors by these names.
             entries = list(map(draft, _kept_names_in(name, count), tensors, repeat(count)))
         else:
             entries = [draft("", tensor, count) for tensor in tensors]
-            if not entries:  # other ranks may have some
+            if not entries:  # a placeholder, because other ranks may have tensors
                 entries = [entry_of(group, "", Kind.ALLREDUCE, _NO_ELEMENTS, group_length=EMPTY_GROUP)]
             base, is_given = named(group, kind, name, "grouped")
             for entry, each in zip(entries, _names_in(base, len(entries)), strict=True):
@@ -129,14 +129,14 @@ class Calls(Generic[T]):
         return self._entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
-        """Calls `Adapter.of_number`; raises ``refusal`` if ``tensor`` is no number."""
+        """Calls `Adapter.of_number`. Raises ``refusal`` if ``value`` is no number."""
         found = self._adapter.of_number(value)
         if found is None:
             raise refusal
         return found
 
     def _rows_buffer(self, tensor: T, kind: Kind) -> tuple[Buffer, tuple[int, ...]]:
-        """Returns memory and shape of a tensor that is divided or joined along its first dimension."""
+        """Returns the memory and the shape of a tensor with rows. Raises ValueError for one without dimensions."""
         source = self._adapter.buffer(tensor)
         _, _, shape, _, _ = source
         if not shape:
@@ -150,8 +150,8 @@ class Calls(Generic[T]):
         return allocate
 
 
-_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # leaves room for suffixes of groups, messages and gradients
-_LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with a number
+_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # leaves room for the suffixes of groups, messages and gradients
+_LONGEST_OF_GROUP = _LONGEST_NAME - 32  # with an index it is still a valid name
 
 UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 """For collectives that do not reduce."""
@@ -163,10 +163,10 @@ _NO_ELEMENTS: Buffer = (0, DType.UINT8, (0,), None, CPU)
 
 
 def _names_in(base: str, count: int) -> tuple[str, ...]:
-    return tuple(base + f"[{number}]" for number in range(count))  # of a name, or of one that is still to come
+    return tuple(base + f"[{number}]" for number in range(count))  # `+`, because ``base`` may be an `Unnamed`
 
 
-_kept_names_in = lru_cache(maxsize=256)(_names_in)  # making names is a noticeable part of a submit
+_kept_names_in = lru_cache(maxsize=256)(_names_in)  # making names takes a noticeable part of a submit
 
 
 def entry_of(
@@ -182,13 +182,13 @@ def entry_of(
     allocate: Allocate | None = None,
     splits: tuple[int, ...] = (),
 ) -> Entry[Any]:
-    """Makes the entry of one tensor, with its request; see `Entry`.
+    """Makes the entry of one tensor and its request; see `Entry` and `Request`.
 
-    Raises ValueError if ``reduction`` or ``name`` is invalid.
+    Raises ValueError if ``name``, ``source`` or ``reduction`` is invalid, or if the group cannot use the device.
     """
     address, dtype, shape, owner, device = source
     op, prescale, postscale = reduction
-    # Most tensors are repeated: the request is reused, was checked before, and compares by identity.
+    # Most tensors are repeated: their request was checked before, and compares fast if it is the same object.
     known = group.known.get(name) if type(name) is str else None
     asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length, device)
     if known is not None and (request := known.request) == asked:
@@ -214,7 +214,7 @@ def entry_of(
 
 
 def _choose(plane: DevicePlane, request: Request) -> None:
-    """Makes ``plane`` use the device of ``request``. Raises ValueError if it cannot, or does not reduce so."""
+    """Makes ``plane`` use the device of ``request``. Raises ValueError if it cannot use it, or cannot reduce so."""
     if KINDS[request.kind].reduces:
         dtype, op, postscale = arithmetic(request, plane.size)
         if reason := plane.unsupported_reduction(request.device, dtype, op, request.prescale, postscale):
@@ -232,7 +232,7 @@ def _on_device(
     output: Any,
     allocate: Allocate | None,
 ) -> Entry[Any]:
-    """Makes the entry of a tensor that is not in the memory of the CPU, after its result has been allocated."""
+    """Makes the entry of a tensor that is not in CPU memory. Call it after the result is allocated."""
     streams: Any = getattr(owner, "streams", None)
     device = request.device
     mark = None
@@ -246,7 +246,7 @@ def _on_device(
 
 
 def _aside(allocate: Allocate | None, streams: Streams) -> Allocate | None:
-    """Makes ``allocate`` return memory that the device no longer uses, since it is called later and in any thread."""
+    """Makes ``allocate`` return memory that no stream uses any more, because it is called later, in any thread."""
     if allocate is None:
         return None
     allocates = allocate
@@ -259,21 +259,21 @@ def _aside(allocate: Allocate | None, streams: Streams) -> Allocate | None:
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
-    """Returns the user's name, or an `Unnamed`, and whether the user gave it: then it may be repeated.
+    """Returns ``name`` and True, or an `Unnamed` and False. Only tensors that the user named are cacheable.
 
-    Raises ValueError for an invalid name.
+    Raises ValueError for an invalid name. ``between`` is as in `Group.unnamed`.
     """
     if name is None:
         return group.unnamed(kind, *between), False
     if not isinstance(name, str) or len(name) > _LONGEST_NAME:
-        raise ValueError(f"a tensor's name is text of at most {_LONGEST_NAME} characters, not {name!r:.60}")
+        raise ValueError(f"a tensor's name must be a string of at most {_LONGEST_NAME} characters, not {name!r:.60}")
     if name.startswith("hvdlite."):
-        raise ValueError(f"names that begin with 'hvdlite.' are hvdlite's own; give {name!r:.60} another one")
+        raise ValueError(f"names that begin with 'hvdlite.' are reserved; rename {name!r:.60}")
     return name, True
 
 
 def index_in(group: Group, rank: Any, what: str) -> int:
-    """Converts ``rank``, a number in the job, to a group index. Raises ValueError, naming ``what``, if invalid."""
+    """Converts ``rank``, a number in the job, to a group index. The ValueError of an invalid rank names ``what``."""
     number = whole_number(rank)
     index = None if number is None else group.index_of(number)
     if index is None:
@@ -284,7 +284,7 @@ def index_in(group: Group, rank: Any, what: str) -> int:
 
 
 def whole_number(value: Any) -> int | None:
-    """Converts a whole number of any type to an int."""
+    """Converts a whole number of any type, such as numpy's, to an int; None for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -292,14 +292,14 @@ def whole_number(value: Any) -> int | None:
 
 
 def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Device) -> tuple[int, float, float]:
-    """Checks a reduction and converts it to plain numbers.
+    """Checks ``reduction``, and returns it as plain numbers.
 
-    Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
-    Adasum in anything but an all-reduce.
+    Raises ValueError if ``kind`` cannot reduce ``dtype`` in this way, and HorovodInternalError, as Horovod does, for
+    Adasum in any kind but an all-reduce.
     """
     op, prescale, postscale = reduction
     row = KINDS[kind]
-    number = op if type(op) is int else whole_number(op)  # numpy's integers are welcome
+    number = op if type(op) is int else whole_number(op)  # may be an integer of numpy
     if number is None or number not in OP_NAMES or (number == Adasum and not row.takes_adasum):
         legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum or row.takes_adasum)
         refused = HorovodInternalError if number == Adasum else ValueError
@@ -315,7 +315,7 @@ def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Devic
         )
     if added_as(dtype) is None:
         raise ValueError(
-            f"dtype {dtype} is not supported by {kind}, which adds native {', '.join(BY_NAME)} and complex"
+            f"dtype {dtype} is not supported by {kind}, which supports native {', '.join(BY_NAME)} and complex"
         )
     if is_complex(dtype) and number not in (Sum, Average):
         raise ValueError(f"op {OP_NAMES[number]} of complex numbers is not supported; use hvd.Sum or hvd.Average")
@@ -324,5 +324,5 @@ def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Devic
     if number == Adasum and not dtype.is_floating:
         raise ValueError(f"Adasum is for floating-point tensors, not {dtype}; pass op=hvd.Sum or Average")
     if number == Adasum and device.kind != CPU.kind:
-        raise ValueError(f"Adasum is for tensors in the memory of the CPU, not of {device}; pass a copy there")
+        raise ValueError(f"Adasum is for tensors in CPU memory, not on {device}; pass a copy in CPU memory")
     return number, float(prescale), float(postscale)

@@ -1,9 +1,9 @@
-"""The table of the collectives over tensors: a row for each.
+"""The table of the collectives over tensors: one row for each.
 
-A collective is a row here and one method, its *draft*: ``_allgather`` in `hvdlite.ops.transfers` for the row
-``allgather``. A draft takes a `Group`, checks the arguments, and returns the handle of what is not submitted yet.
-``make forms`` writes the blocking and asynchronous forms of each draft, and those in place, into
-`hvdlite.ops.collectives`, and their public names into the ``forms.py`` of each front end.
+A collective is a row here and one method, its *draft*: the row ``allgather`` has the draft ``_allgather`` in
+`hvdlite.ops.transfers`. A draft takes a `Group`, checks the arguments, and returns a handle that is not submitted yet.
+``make forms`` writes the blocking, asynchronous and in-place *forms* of each draft into `hvdlite.ops.collectives`, and
+their public names into the ``forms.py`` of each front end.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Final, NamedTuple
 
 
 class Result(Enum):
-    """How a rank knows the shape of its result."""
+    """How a rank learns the shape of its result."""
 
-    ALIKE = auto()  # it is that of the tensor
+    ALIKE = auto()  # it is the shape of the tensor
     OWN_ROWS = auto()  # the rows of the tensor are divided evenly
-    ALIKE_ON_ROOT = auto()  # elsewhere it has no rows
-    NOTHING = auto()  # there is no result
-    AGREED = auto()  # the ranks learn it from each other, when the collective runs
+    ALIKE_ON_ROOT = auto()  # it is the shape of the tensor on the root, and has no rows on other ranks
+    NOTHING = auto()  # the collective has no result
+    AGREED = auto()  # the negotiation determines it
 
 
 class Collective(NamedTuple):
-    """One row: the name of the blocking form, and the result.
+    """One row of the table.
 
-    ``is_in_place`` if there are forms that write into their tensors, too. ``is_public`` if the front ends of tensors
-    that are written in memory have its forms.
+    ``name`` is the name of the blocking form. With ``is_in_place``, there are also forms that write into their tensors.
+    With ``is_public``, front ends whose tensors are written in memory export the forms.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Collective(NamedTuple):
 
     @property
     def is_grouped(self) -> bool:
-        """True if it takes several tensors at once."""
+        """True if the collective takes a list of tensors."""
         return self.name.startswith("grouped_")
 
     @property
     def draft(self) -> str:
-        """The name of its draft."""
+        """The name of the draft."""
         return "_" + self.name
 
     def forms(self) -> Iterator[Form]:
-        """Its forms."""
+        """Yields all forms."""
         for is_in_place in (False, True)[: 1 + self.is_in_place]:
             for is_blocking in (True, False):
                 yield Form(self, is_blocking, is_in_place)
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name: ``allreduce``, ``allreduce_async``, ``allreduce_`` or ``allreduce_async_``."""
+        """The name of the form: ``allreduce``, ``allreduce_async``, ``allreduce_`` or ``allreduce_async_``."""
         return self.collective.name + "_async" * (not self.is_blocking) + "_" * self.is_in_place
 
 

@@ -1,4 +1,4 @@
-"""Collectives that move rows unchanged: all-gather, broadcast, all-to-all, gather, scatter, send and receive."""
+"""The drafts (`hvdlite.ops.table`) of all-gather, broadcast, all-to-all, gather, scatter, send and receive."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Transfers(Calls[T]):
-    """The drafts of collectives that move rows unchanged. Rows are along the first dimension."""
+    """Collectives that move rows unchanged. Rows are along the first dimension."""
 
     # ---- allgather
 
     def _allgather(self, group: Group, tensor: T, name: str | None = None) -> Entry[T]:
         """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
 
-        All dimensions but the first are the same on all ranks; the first may differ and be 0.
+        The dtype and all dimensions but the first must be the same on all ranks; the first may differ and be 0.
         """
         return self._all_rows(group, name, tensor)
 
@@ -45,7 +45,7 @@ class Transfers(Calls[T]):
     def _broadcast(
         self, group: Group, is_in_place: bool, tensor: T, root_rank: int, name: str | None = None
     ) -> Entry[T]:
-        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype are the same on all ranks.
+        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype must be the same on all ranks.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
@@ -61,9 +61,9 @@ class Transfers(Calls[T]):
         return self._many(group, Kind.BROADCAST, name, tensors, draft)
 
     def broadcast_all_(self, group: Group, named: Sequence[tuple[str, T]], root_rank: int) -> list[T]:
-        """`broadcast_` of several tensors, each under its own name. An interrupt leaves all submitted or none.
+        """`broadcast_` of several tensors, each under its own name. An interrupted call has submitted all or none.
 
-        Raises ValueError for an invalid tensor or name; then none is submitted.
+        Raises ValueError for an invalid tensor or name, before it submits any.
         """
         entries = []
         root = index_in(group, root_rank, "root_rank")
@@ -102,11 +102,11 @@ class Transfers(Calls[T]):
     def alltoall(
         self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T | tuple[T, T]:
-        """Sends rows of ``tensor`` to each rank, and returns what all ranks sent here, joined in rank order.
+        """Sends rows of ``tensor`` to each rank. Returns the rows from all ranks, concatenated in rank order.
 
-        ``splits`` are the rows for each rank, in order from the first row on; remaining rows are not sent. Without
-        splits, rows are divided evenly. With splits, returns the tensor and the number of rows from each rank, int32.
-        The asynchronous form returns both always.
+        ``splits`` has the number of rows for each rank, counted from the first row on; further rows are not sent.
+        Without splits, rows are divided evenly. With splits, returns a tuple: the rows, and the number of rows from
+        each rank as a one-dimensional int32 tensor. The asynchronous form always returns the tuple.
         """
         output, received_splits = run(self._alltoall(group_of(process_set), tensor, splits, name))
         return output if splits is None else (output, received_splits)
@@ -121,7 +121,7 @@ class Transfers(Calls[T]):
     # ---- one root
 
     def _gather(self, group: Group, tensor: T, root_rank: int, name: str | None = None) -> Entry[T]:
-        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
+        """Like `allgather`, but only on ``root_rank``. Other ranks get 0 rows."""
         root = index_in(group, root_rank, "root_rank")
         source, _ = self._rows_buffer(tensor, Kind.GATHER)
         return self._entry_of(group, name, Kind.GATHER, source, root=root, allocate=self._allocator(tensor))
@@ -131,9 +131,9 @@ class Transfers(Calls[T]):
     ) -> Entry[T]:
         """Returns this rank's rows of the tensor of ``root_rank``.
 
-        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
-        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
-        ``tensor`` count, and splits are ignored.
+        On the root, ``splits`` has the number of rows for each rank. Without splits, rows are divided evenly; if that
+        leaves a remainder, each of the first ranks gets one row more. Other ranks pass a tensor with the same dtype and
+        the same shape after the first dimension. Their rows and splits are ignored.
         """
         root = index_in(group, root_rank, "root_rank")
         (address, dtype, shape, owner, device), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
@@ -147,9 +147,10 @@ class Transfers(Calls[T]):
     # ---- two ranks
 
     def _send(self, group: Group, tensor: T, rank: int, name: str | None = None) -> Entry[None]:
-        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+        """Sends ``tensor`` to ``rank``, which calls `recv`. Returns once ``rank`` has received it.
 
-        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        Only these two ranks call anything. Without names, messages match in order: the first `send` to ``rank`` meets
+        its first `recv` from this rank.
         """
         peer = _peer(group, rank)
         try:
@@ -159,7 +160,7 @@ class Transfers(Calls[T]):
         return _message(group, group.rank, peer, name, entry_of(group, "", Kind.SEND, source))
 
     def _recv(self, group: Group, is_in_place: bool, tensor: T, rank: int, name: str | None = None) -> Entry[T]:
-        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
+        """Receives a new tensor, with the shape and dtype of ``tensor``, from ``rank``, which calls `send`."""
         sender = _peer(group, rank)
         entry = self._alike(group, Kind.SEND, is_in_place, UNCHANGED, 0, "", tensor)
         return _message(group, sender, group.rank, name, entry)
@@ -167,18 +168,18 @@ class Transfers(Calls[T]):
     # ---- parts of calls (`hvdlite.ops.objects`)
 
     def allgather_part(self, part: str, tensor: T, name: str | None, group: Group) -> Entry[T]:
-        """The entry of an `allgather` that is one part of a call of this ``name``."""
+        """Makes the entry of an `allgather` that is one part of a call named ``name``."""
         return _part_of_call(group, Kind.ALLGATHER, name, part, self._all_rows(group, "", tensor))
 
     def broadcast_part(self, part: str, tensor: T, root_rank: int, name: str | None, group: Group) -> Entry[T]:
-        """The entry of a `broadcast_` that is one part of a call of this ``name``."""
+        """Makes the entry of a `broadcast_` that is one part of a call named ``name``."""
         root = index_in(group, root_rank, "root_rank")
         entry = self._alike(group, Kind.BROADCAST, True, UNCHANGED, root, "", tensor)
         return _part_of_call(group, Kind.BROADCAST, name, part, entry)
 
 
 def _message(group: Group, sender: int, receiver: int, name: str | None, entry: Entry[T]) -> Entry[T]:
-    """Makes the handle of either side of a message, whose tensor is in ``entry``."""
+    """Turns ``entry`` into the entry of one side of a message."""
     source, target = group.ranks[sender], group.ranks[receiver]
     given, _ = named(group, Kind.SEND, name, (source, target))
     entry.rename(given + f" from {source} to {target}", is_cacheable=False)
@@ -187,7 +188,7 @@ def _message(group: Group, sender: int, receiver: int, name: str | None, entry: 
 
 
 def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry[T]) -> Entry[T]:
-    """Names ``entry``. Each part is counted by itself, because that of an interrupted call may come late."""
+    """Names ``entry``. Each part has its own counter, because the later part of an interrupted call may come late."""
     given, is_given = named(group, kind, name, part)
     entry.rename(given + f".{part}", is_given)
     return entry

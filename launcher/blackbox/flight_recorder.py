@@ -84,7 +84,7 @@ def _batch(box: Box, group: int, number: int, own: Record | None, one: Record) -
         **entry,
         "state": "completed",
         "retired": True,
-        "time_created_ns": box.nanoseconds(own.told_at),
+        "time_created_ns": box.nanoseconds(own.sent_at),
         "time_discovered_started_ns": box.nanoseconds(own.moved_at),
         "time_discovered_completed_ns": box.nanoseconds(own.done_at),
         "duration_ms": 1e3 * (own.done_at - own.moved_at),

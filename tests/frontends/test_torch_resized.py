@@ -69,7 +69,7 @@ def test_a_resized_storage_is_an_error_that_names_the_tensor_on_all_ranks() -> N
     assert len(own) > 20
     for case, text in own.items():
         assert "the storage of tensor 't" in text, case
-        assert "was resized while it was in flight, or " in text, case
+        assert "was resized while the tensor was in flight, or " in text, case
         assert "synchronize its handle before resize_()" in text, case
     for case, text in others.items():
         assert "rank 0" in text, case

@@ -195,9 +195,7 @@ def test_ranks_without_nccl_make_their_groups_go_through_the_host(loaded_fakes: 
     environ = {**STALLED, "HVDLITE_LOG_LEVEL": "info"}
     outcomes = process_ranks(3, _without_nccl, str(loaded_fakes.folder), environ=environ)
     assert [outcome.result() for outcome in outcomes] == [["staged", "nccl"], ["staged"], ["staged", "nccl"]]
-    warning = (
-        "tensors on GPUs go through the memory of their hosts, which is slow, since rank(s) 1 have no NCCL: install"
-    )
+    warning = "tensors on GPUs move through host memory, which is slow, because rank(s) 1 have no NCCL: install"
     assert [outcome.output.count(warning) for outcome in outcomes] == [1, 0, 0]
     assert "data plane shm, staged for cuda, " in outcomes[0].output
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from hvdlite.engine.apart import is_seen
+from hvdlite.engine.apart import wait_briefly
 from hvdlite.net.wake import Bell
 from hvdlite.planes.staged.staged import Staged
 
-_WAITS = {Bell.wait.__code__, is_seen.__code__, Staged.hold_back.__code__}  # of the main thread in hvdlite
+_WAITS = {Bell.wait.__code__, wait_briefly.__code__, Staged.hold_back.__code__}  # of the main thread in hvdlite
 _LOOK_S = 0.05
 
 

@@ -23,7 +23,7 @@ from tests.house.tree import ROOT
 CLASS = ROOT / "hvdlite/ops/collectives.py"
 _HEAD = '''"""All forms of the collectives, for the tensors of one front end. `make forms` writes this file.
 
-Their names are those of `hvdlite.ops.table`, and each calls a draft of `Reductions` or `Transfers`.
+`hvdlite.ops.table` has their names. Each calls a draft of `Reductions` or `Transfers`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ T = TypeVar("T")
 class Collectives(Reductions[T], Transfers[T]):
     """All collectives for the tensors of one front end.
 
-    Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of
-    the same kind in the same order. ``process_set`` names the ranks that take part, by default all. Asynchronous forms
-    return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input. All raise
-    ValueError for invalid arguments, DuplicateName while a tensor of this name is in flight, and from
-    `synchronize` a HorovodInternalError if the collective did not happen: `Mismatch` when ranks disagree, `PeerLost`,
-    `Stalled`, `ShutDown`.
+    Every form takes a ``name`` that identifies the tensor on all ranks. Without names, all ranks must call collectives
+    of the same kind in the same order. ``process_set`` has the ranks that take part, by default all ranks. Asynchronous
+    forms return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input.
+
+    All forms raise ValueError for invalid arguments, and DuplicateName while a tensor of this name is in flight. If the
+    collective fails, the blocking forms and `synchronize` raise a HorovodInternalError: `Mismatch` if ranks disagree,
+    `PeerLost`, `Stalled`, `ShutDown`.
     """
 '''
 

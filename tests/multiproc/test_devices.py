@@ -204,7 +204,7 @@ def _adasum() -> str:
 
 def test_adasum_is_for_cpus() -> None:
     (outcome,) = process_ranks(1, _adasum)
-    assert outcome.result() == "Adasum is for tensors in the memory of the CPU, not of toy:0; pass a copy there"
+    assert outcome.result() == "Adasum is for tensors in CPU memory, not on toy:0; pass a copy in CPU memory"
 
 
 def _parameters() -> None:

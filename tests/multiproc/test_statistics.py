@@ -27,7 +27,7 @@ class BatchRecord(NamedTuple):
     tensors: int
     nbytes: int
     arrival: Arrival | None
-    told_at: float
+    sent_at: float
     agreed_at: float
     moved_at: float
     done_at: float
@@ -98,7 +98,7 @@ def test_rank_0_knows_who_came_last_and_all_ranks_number_batches_alike(hosts: st
         assert [record.arrival for record in of_other] == [None] * 3
         for record in of_root + of_other:
             assert (record.tensors, record.nbytes) == (1, 4000)
-            assert record.told_at <= record.agreed_at <= record.moved_at < record.done_at
+            assert record.sent_at <= record.agreed_at <= record.moved_at < record.done_at
             assert record.waited_s >= 0
 
 

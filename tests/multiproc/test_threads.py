@@ -70,7 +70,7 @@ def _second_thread() -> str:
     for kind, call in _UNNAMED.items():
         told = _in_thread(call, "logger")
         assert f"thread 'logger' of rank {hvd.rank()} calls {kind.removeprefix('grouped ')} without a name" in told
-        assert "as thread 'MainThread' has done" in told
+        assert "and so did thread 'MainThread'" in told
         assert ("in one thread, or in a process set" if kind == "barrier" else "name='...'") in told
         call()  # nothing was submitted, so the ranks still agree
     assert _in_thread(lambda: _total(2.0, "of the logger"), "logger") == 4.0

@@ -320,7 +320,7 @@ def a_run_that_fails_returns_before_the_others_come_and_the_next_of_its_name_wai
                 fails_while_its_collective_waits(function)
                 with ThreadPoolExecutor(1) as other:
                     call = other.submit(next_one, tf.ones(3), tf.eye(2))
-                    while not (call.done() or in_flight()._behind):
+                    while not (call.done() or in_flight()._deferred):
                         time.sleep(0.001)
                     hvd.barrier()
                 totals = [call.result()]

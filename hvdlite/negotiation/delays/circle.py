@@ -1,7 +1,7 @@
-"""Ranks that wait for each other.
+"""Finds a circle of ranks that wait for each other (a deadlock).
 
-Each rank of a circle has submitted a name that the next rank has not, and the last rank a name that the first has not.
-So none of them can go on.
+Each rank of a circle waits for a name that the next rank has not submitted, and the last rank waits for the first. So
+none of them can go on.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _MAX_SEARCHED: Final = 32
 
 
 class Wait(NamedTuple):
-    """The ranks that did not submit a tensor, and those that did, by their numbers in the job."""
+    """The ranks that did not submit a tensor, and the ranks that did, by their numbers in the job."""
 
     missing: tuple[int, ...]
     present: tuple[int, ...]
 
 
 def circle_of(name_of: Mapping[Wait, str]) -> list[tuple[int, str]]:
-    """Returns the shortest circle of ranks that wait for each other, each with the name for which it waits.
+    """Returns a circle of ranks, each with the name for which it waits, or an empty list if there is none.
 
-    It is empty if there is none. ``name_of`` has one of the names that wait in the same way.
+    ``name_of`` has for each `Wait` one of its names. The search covers the first `_MAX_SEARCHED` of them.
     """
     waits = list(name_of)[:_MAX_SEARCHED]
     for wait in waits:
@@ -53,7 +53,7 @@ def circle_of(name_of: Mapping[Wait, str]) -> list[tuple[int, str]]:
 
 
 def circle_text(circle: Sequence[tuple[int, str]], places: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Describes a circle of waiting ranks. ``places`` has the lines of the program at which some of the ranks are."""
+    """Describes a circle of waiting ranks. ``places`` has, for some ranks, the line of the program where they are."""
     following = [*circle[1:], circle[0]]
     steps = [
         f"rank {rank} for {name!r}, which rank {other} did not submit"

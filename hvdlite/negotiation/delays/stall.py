@@ -1,10 +1,10 @@
-"""Notices tensors that some ranks submitted and others did not.
+"""Detects stalls: tensors that some ranks submitted and other ranks did not.
 
-The watch remembers when it first saw each waiting name. The root asks it ten times within the shortest limit, and only
-while something waits, so that it costs nothing in a healthy or idle job.
+The watch remembers when it first saw each waiting name. The root checks it ten times within the shorter limit, and only
+while a name waits, so that a healthy or idle job pays nothing.
 
-A stall lasts while any name has waited for too long. It is reported once, and again only if the set of missing ranks
-has changed.
+A stall lasts while any name has waited for longer than the limit. It is reported once, and again only if the set of
+missing ranks has changed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from hvdlite.members.ranges import as_ranges, shortened
 from hvdlite.negotiation.delays.circle import Wait, circle_of, circle_text
 
 _MAX_NAMES_SHOWN = 6
-_MAX_PARTS: Final = 4  # names that lack the same ranks are one
-_MAX_RANGES: Final = 32  # of ranks
+_MAX_PARTS: Final = 4  # names with the same missing ranks make one part
+_MAX_RANGES: Final = 32  # of ranks, in the facts
 _MAX_NAME: Final = 100  # characters
-_RECENT: Final = 0.2  # of the time until a name is reported: what has waited for less may soon be submitted
+_RECENT: Final = 0.2  # share of the limit; a report leaves out names that have waited for less: they may soon be ready
 
 
 class StallReport(NamedTuple):
-    """A warning to print, or an empty text, with its facts; and the (rank, name) pairs that have become fatal."""
+    """The result of a check.
+
+    ``warning`` is a text to show, or empty, with its ``facts``. ``fatal`` has pairs of a missing rank and a name that
+    has waited for longer than the fatal limit. ``waited_s`` is the longest wait beyond a limit.
+    """
 
     warning: str
     facts: Mapping[str, Any]
@@ -32,7 +36,10 @@ class StallReport(NamedTuple):
 
 
 class StallWatch:
-    """Warns about a stall once a name has waited for ``warn_s``, and calls names fatal after ``fatal_s``; 0: never."""
+    """Warns once a name has waited for ``warn_s``, and calls it fatal after ``fatal_s``; 0: never.
+
+    ``interval_s`` is the time between checks, or None if there is no limit.
+    """
 
     def __init__(self, warn_s: float, fatal_s: float) -> None:
         self._warn_s = warn_s
@@ -43,7 +50,7 @@ class StallWatch:
         self._reported: set[int] = set()  # the ranks that were missing when this stall was reported
 
     def check(self, waiting: Mapping[str, Wait], now: float) -> StallReport:
-        """Looks at the names that wait at ``now``."""
+        """Checks the names that wait at ``now``, on the monotonic clock."""
         self._since = {name: self._since.get(name, now) for name in waiting}
         due = self._waiting_for(self._warn_s, now) if self._warn_s > 0 else []
         late = self._waiting_for(self._warn_s * _RECENT, now) if due else []

@@ -1,27 +1,31 @@
-"""Finds a rank that is late step after step, so that all others wait for it.
+"""Finds a rank that is late in step after step, so that all other ranks wait for it.
 
-The last rank to submit a tensor keeps the others waiting at least from the time at which the last of their news came.
-Without it the job would have been faster by that much. The estimate is low if the others went on submitting meanwhile,
-and zero if two ranks are equally late, so no rank is blamed for the delay of another.
+*Waits.* The last rank to submit a tensor has kept the others waiting at least since the latest news of another rank.
+Without its delay the job would have been faster by this time. The estimate is low if the other ranks went on submitting
+meanwhile, and zero if two ranks are equally late, so no rank is blamed for the delay of another.
 
-A *step* begins when a tensor runs that has run already since the last one began, which is once in a training step,
-however many gradients and barriers that has. Of each step the longest wait counts, since a barrier after the gradients
-finds all ranks there. After the longest pause in which no rank submits anything comes the *first gradient*:
-all read data or computed forward. What the last rank is late by there it lost *before the first gradient*, and the rest
-*between gradients*. Of pauses that are much alike, as where little is computed, the one with the latest rank counts.
+*Steps.* A step begins when a tensor runs that has already run in the current step. That happens once in a training
+step, however many gradients and barriers it has. The longest wait of a step counts, because all ranks reach a barrier
+after the gradients at the same time. The *first gradient* of a step follows its longest pause, in which no rank submits
+anything, because all ranks read data or compute the forward pass. The time by which the last rank is late there was
+lost *before the first gradient*, and the rest of its wait *between gradients*. If several pauses are about equally
+long, as when there is little to compute, the pause with the latest rank counts.
 
-Steps are judged together for a tenth of a second at least, as one *round*: Linux counts the quotas of containers in
-such periods, so of shorter steps only some have the pause. Tensors without a name never come back; where only those
-run, a round is a second.
+*Rounds.* The steps of a tenth of a second or more are judged together, as one round: Linux enforces the CPU quotas of
+containers in periods of that length, so only some of several shorter steps would have the pause. Tensors without a name
+never recur; if only those run, a round is a second.
 
-A rank is late in a round if the others waited for it for a tenth of the time, and longer than they are usually late
-themselves, when one and then another is: than the median of that by five times its median absolute deviation. In a
-balanced job every rank is equally likely to be the last, so the chance that one rank is the last in k rounds is ``size
-** (1 - k)``, where each wait for another rank takes back up to five rounds. A rank is named if the chance is below one
-in 240, and less for each rank that looked slow before and then did not: so that however long a noisy job lasts, few are
-named in all. That must be six rounds and two and a half seconds or more, and at least half of the latest twenty. Not
-all, because a rank that is short of processor time is late only when one of its pauses falls into a batch. A rank that
-is late now and then, such as one that writes checkpoints, is not named.
+*Late ranks.* A rank is late in a round if the other ranks waited for it for a tenth of the round, and unusually long.
+The usual waits are the waits for other ranks, in past rounds whose last rank was not the last rank of the round before.
+A wait is unusually long if it exceeds their median by more than five times their median absolute deviation.
+
+*Verdicts.* In a balanced job every rank is equally likely to be the last, so the chance that one rank is the last in k
+rounds is ``size ** (1 - k)``. Each wait for another rank takes back up to five rounds of evidence. A rank is named if
+the chance is below one in 240. The limit falls with each rank that looked slow and then did not, so that a noisy job
+names few ranks, however long it lasts. A verdict also takes at least six rounds and two and a half seconds, and the
+rank must be late in at least half of the latest twenty rounds. Not in all, because a rank that is short of CPU time is
+late only when one of its pauses falls into a batch. A rank that is late only now and then, such as a rank that writes
+checkpoints, is not named.
 
 The observer of the group measures the waits (`hvdlite.engine.observer`).
 """
@@ -39,18 +43,18 @@ from hvdlite.negotiation.delays.arrival import Arrival
 
 _MIN_ROUNDS: Final = 6
 _MIN_S: Final = 2.5
-_AGAIN_S: Final = 30.0  # until the same rank is named again, at the earliest
+_AGAIN_S: Final = 30.0  # the same rank is named again after this time at the earliest
 _MIN_BITS: Final = 7.9  # of evidence: -log2 of the chance
 _MOST_BITS: Final = 19
-_QUIET_ROUNDS: Final = 20  # after so many, one that looked slow before is forgotten
+_QUIET_ROUNDS: Final = 20  # so many rounds without a late rank make up for one rank that looked slow
 _MIN_WAIT_S: Final = 0.01
-_MIN_SHARE: Final = 0.1  # of a round
-_OTHER_RANK: Final = 5.0  # rounds of evidence that a wait for another rank takes off
+_MIN_SHARE: Final = 0.1  # of the time of a round
+_OTHER_RANK: Final = 5.0  # rounds of evidence that a wait for another rank takes back
 _ROUND_S: Final = 0.1
 _NAMELESS_ROUND_S: Final = 1.0
 _PAST: Final = 64  # rounds
 _RECENT: Final = 20
-_NOISY: Final = 1 / 8  # of the past rounds: if others were late as often, they usually are
+_NOISY: Final = 1 / 8  # share of the past rounds; with fewer waits for other ranks, no wait is usual
 _DEVIATIONS: Final = 5
 _MOSTLY: Final = 0.7
 _PHASES: Final = {
@@ -61,14 +65,14 @@ _PHASES: Final = {
 
 
 class Straggler(NamedTuple):
-    """A rank that is named. The facts are those of the text."""
+    """A verdict that names a rank: a text for the user, and the facts in it."""
 
     text: str
     facts: dict[str, Any]
 
 
 class _Wait(NamedTuple):
-    """For how long others waited for a rank in a round, and which part of that was before the first gradient."""
+    """How long other ranks waited for a rank in a round, and how long of that before the first gradient."""
 
     waited_s: float = 0.0
     before_s: float = 0.0
@@ -78,15 +82,18 @@ _Waits = dict[int, _Wait]
 
 
 class _Round(NamedTuple):
-    """What is kept of a round. ``is_turn``: another rank was the last than in the latest round that had waits."""
+    """A past round. ``has_new_last``: its last rank was not the last rank of the latest earlier round with waits."""
 
     waits: _Waits
-    is_turn: bool
+    has_new_last: bool
 
 
 @dataclass
 class _Suspect:
-    """A rank that is late again and again. ``evidence`` is in rounds; ``past_s`` is how late it was before."""
+    """A rank that is late again and again, since the time ``since``.
+
+    ``evidence`` is in rounds. ``past_s`` is the median wait for the rank in earlier rounds, or None if there are few.
+    """
 
     rank: int
     since: float
@@ -101,9 +108,9 @@ class _Suspect:
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def judge(self, waits: _Waits, is_late: bool, other_s: float, steps: int, lasted_s: float) -> bool:
-        """Counts a round, in which others waited for a rank other than this for ``other_s``. False: not slow any more.
+        """Counts a round. False if this rank does not look slow any more.
 
-        ``is_late`` says whether this rank was late.
+        ``is_late``: this rank was late. ``other_s``: the other ranks waited for one other rank for so long.
         """
         own = waits.get(self.rank, _Wait())
         self.rounds += 1
@@ -121,33 +128,33 @@ class _Suspect:
 
 
 class StragglerWatch:
-    """Runs on the root of a group, which calls `ran` for each decision, with the time of a monotonic clock.
+    """The watch of the root of a group, which calls `ran` for each decision.
 
-    ``ranks`` and ``hosts`` are the numbers and the hosts of the group's ranks, as users know them.
+    ``ranks`` and ``hosts`` are the numbers in the job and the hosts of the group's ranks.
     """
 
     def __init__(self, ranks: Sequence[int], hosts: Sequence[str]) -> None:
         self._ranks = ranks
         self._hosts = hosts
         self._generation = 0
-        self._ran = 0  # the tensors of this step so far
+        self._ran = 0  # the bits of this step so far
         self._waited_s = 0.0  # the longest wait of this step, and the rank that caused it
         self._last = -1
         self._decided_at = -math.inf
-        self._pause_s = 0.0  # the longest of this step, from a decision until some rank submitted more
-        self._spread_s = 0.0  # between the ranks after such a pause
-        self._began = -math.inf  # this round, with its steps and waits
+        self._pause_s = 0.0  # the longest pause of this step, from a decision until some rank submitted more
+        self._spread_s = 0.0  # from the first to the last rank after this pause
+        self._began = -math.inf  # when this round began; its steps and waits follow
         self._steps = 0
         self._waits: _Waits = {}
         self._past: deque[_Round] = deque(maxlen=_PAST)
         self._late: int | None = None  # the rank for which others waited most in the latest round with waits
         self._suspect: _Suspect | None = None
-        self._cleared = 0.0  # how many looked slow and then did not
-        self._named: int | None = None  # the latest that was named, how often it was late by then, and when
+        self._cleared = 0.0  # how many ranks looked slow and then did not
+        self._named: int | None = None  # the rank named last, how often it was late by then, and when it was named
         self._named_times, self._named_at = 0, 0.0
 
     def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> Straggler | None:
-        """Counts a decision to run ``bits`` of ``generation``. Returns who is to be named."""
+        """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``. Returns the rank to name, if any."""
         named = None
         if generation != self._generation:
             self._generation = generation
@@ -179,7 +186,7 @@ class StragglerWatch:
             return None
         lasted_s, steps, waits = now - self._began, self._steps, self._waits
         self._began, self._steps, self._waits = now, 0, {}
-        if not math.isfinite(lasted_s):  # the first, which began nobody knows when
+        if not math.isfinite(lasted_s):  # the first round, whose beginning is unknown
             return None
         last = max(waits, key=lambda rank: waits[rank].waited_s, default=None)
         named = self._end_round(waits, last, steps, lasted_s, now)
@@ -205,13 +212,13 @@ class StragglerWatch:
         return None
 
     def _past_of(self, rank: int) -> float | None:
-        """How late ``rank`` was in a round of the past; None if that was too short to say."""
+        """Returns the median wait for ``rank`` in the past rounds, or None if there are too few."""
         late = [past.waits.get(rank, _Wait()).waited_s for past in self._past]
         return median(late) if len(late) >= _MIN_ROUNDS else None
 
     def _is_unusual(self, waits: _Waits, rank: int) -> bool:
-        """True if ``rank`` was later than others usually are, when they are in their turns."""
-        late = [max(others) for past in self._past if past.is_turn and (others := _others(past.waits, rank))]
+        """True if the wait for ``rank`` was unusually long; see the top of this file."""
+        late = [max(others) for past in self._past if past.has_new_last and (others := _others(past.waits, rank))]
         if len(late) < _NOISY * _PAST:
             return True
         usual_s = median(late)
@@ -242,7 +249,7 @@ def _describe(suspect: _Suspect, rank: int, host: str, now: float) -> Straggler:
     past = "" if past_s is None else f", before that {1000 * past_s:.0f} ms"
     before = suspect.before_s / suspect.waited_s
     phase = "before" if before >= _MOSTLY else "between" if before <= 1 - _MOSTLY else "both"
-    said = (
+    text = (
         f"rank {rank} on {host} makes all others wait, {1000 * late_s:.0f} ms of each step ({share:.0%} of the time, "
         f"for {now - suspect.since:.0f} s{past}), {_PHASES[phase]}"
     )
@@ -251,7 +258,7 @@ def _describe(suspect: _Suspect, rank: int, host: str, now: float) -> Straggler:
         "and at what this rank does and others do not."
     )
     facts = {
-        "said": said,
+        "said": text,
         "rank": rank,
         "host": host,
         "steps": suspect.steps,
@@ -261,4 +268,4 @@ def _describe(suspect: _Suspect, rank: int, host: str, now: float) -> Straggler:
         "since_s": now - suspect.since,
         "phase": phase,
     }
-    return Straggler(f"{said}. {hint}", facts)
+    return Straggler(f"{text}. {hint}", facts)

@@ -30,11 +30,11 @@ _US: Final = 1e6
 
 
 class Tensor(NamedTuple):
-    """One tensor of a batch: when it was submitted, and when rank 0 learned of it; 0 if unknown."""
+    """One tensor of a batch: when it was submitted, and when it was sent to rank 0; 0 if unknown."""
 
     request: Request
     submitted_at: float
-    told_at: float
+    sent_at: float
 
 
 class Group(NamedTuple):
@@ -103,7 +103,7 @@ class Events:
         number = group.number
         kind = tensors[0].request.kind.name
         submitted = min((each.submitted_at for each in tensors if each.submitted_at), default=0.0)
-        known = [each.told_at for each in tensors if each.told_at]
+        known = [each.sent_at for each in tensors if each.sent_at]
         which = f'"batch":{work.number},"set":{number}'
         if submitted and known:
             self._span(group, _QUEUE, "QUEUE", submitted, max(known), which)
@@ -186,7 +186,7 @@ class Events:
 
     def _tensor(self, tensor: Tensor, agreed_at: float) -> str:
         """Returns a list: name, dtype, shape, and the microseconds in the lanes *queue* and *negotiate*."""
-        request, submitted_at, told_at = tensor
+        request, submitted_at, sent_at = tensor
         text = self._texts.get(request)
         if text is None:
             text = f'[{json.dumps(request.name)},"{request.dtype}",{list(request.shape)}'
@@ -194,8 +194,8 @@ class Events:
                 if len(self._texts) >= _MOST_CACHED:
                     self._texts.clear()
                 self._texts[request] = text
-        queued = _us(told_at - submitted_at) if submitted_at and told_at else "null"
-        return f"{text},{queued},{_us(agreed_at - told_at) if told_at else 'null'}]"
+        queued = _us(sent_at - submitted_at) if submitted_at and sent_at else "null"
+        return f"{text},{queued},{_us(agreed_at - sent_at) if sent_at else 'null'}]"
 
     def _metadata(self, name: str, tid: int, args: dict[str, Any]) -> None:
         self._add(f'"name":"{name}","ph":"M",{self._place(tid)},"args":{json.dumps(args)}')

@@ -220,6 +220,6 @@ class Recording:
 
 def _tensor(entry: Entry) -> Tensor:
     try:
-        return Tensor(entry.request, entry.submitted_at, entry.told_at)
+        return Tensor(entry.request, entry.submitted_at, entry.sent_at)
     except AttributeError:  # submitted before times were kept, or not by this rank
-        return Tensor(entry.request, getattr(entry, "submitted_at", 0.0), getattr(entry, "told_at", 0.0))
+        return Tensor(entry.request, getattr(entry, "submitted_at", 0.0), getattr(entry, "sent_at", 0.0))

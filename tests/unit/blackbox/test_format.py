@@ -51,7 +51,7 @@ def _entry(name: str) -> Entry:
 
 def _done(observer: Observer, number: int, *names: str) -> None:
     work = Work([_entry(name) for name in names], [()] * len(names), number)
-    work.arrival, work.told_at, work.agreed_at, work.moved_at, work.nbytes = (2, 1.0, 0, 2.0, 0.5), 3.0, 4.0, 5.0, 16
+    work.arrival, work.sent_at, work.agreed_at, work.moved_at, work.nbytes = (2, 1.0, 0, 2.0, 0.5), 3.0, 4.0, 5.0, 16
     observer.done(work)
 
 

@@ -387,17 +387,17 @@ def test_the_group_ends_here_even_if_nobody_can_be_informed(two: Ranks) -> None:
 )
 def test_a_message_that_its_sender_must_not_send_is_refused(two: Ranks, rank: int, message: Message) -> None:
     two[rank].link.received.append((1 - rank, message))
-    with pytest.raises(ProtocolError, match=f"rank {1 - rank} sent a message that is not its to send"):
+    with pytest.raises(ProtocolError, match=f"rank {1 - rank} sent a message that it must not send"):
         two[rank].coordinator.turn()
 
 
 def test_what_a_timeline_needs_is_kept_only_if_it_is_wanted(two: Ranks) -> None:
     (entry,) = two[1].submit("a")
     two[1].coordinator.turn()
-    assert not hasattr(entry, "told_at")
+    assert not hasattr(entry, "sent_at")
     two[1].observer.keep_times(True)
     two[1].observer.on_turn = on_turn = Mock()
     (entry,) = two[1].submit("b")
     two[1].coordinator.turn()
-    assert entry.told_at == two[1].observer.told_at
+    assert entry.sent_at == two[1].observer.sent_at
     on_turn.assert_called_once_with()

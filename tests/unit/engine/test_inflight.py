@@ -136,7 +136,7 @@ class _Refused(list[Any]):
     """The calls behind others, when the session ends just before ``function`` of the list."""
 
     def __init__(self, in_flight: InFlight, function: str) -> None:
-        super().__init__(in_flight._behind)
+        super().__init__(in_flight._deferred)
         self._in_flight = in_flight
         self._function = function
 
@@ -161,7 +161,7 @@ def test_what_is_behind_is_refused_once_when_the_session_ends_in_two_threads(
     for each in (interrupted, *behind):
         in_flight.submit_all([each], will_wait=True)
     assert in_flight.take_new() == [interrupted]
-    in_flight._behind = _Refused(in_flight, function)
+    in_flight._deferred = _Refused(in_flight, function)
     if function == "remove":
         in_flight.finish([interrupted])
         assert in_flight.take_new() == []

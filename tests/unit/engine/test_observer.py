@@ -34,14 +34,14 @@ class Job:
         self.works: list[Work] = []
         monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
-    def hear(self, rank: int, at: float, was_last: bool = False) -> None:
-        self.observer.heard(rank, was_last, at)
+    def arrive(self, rank: int, at: float, was_last: bool = False) -> None:
+        self.observer.arrived(rank, was_last, at)
 
     def decide(self, *tensors: int) -> list[Work]:
         """A decision about batches of so many tensors."""
         works = [Work([_entry() for _ in range(each)], [()] * each, next(self._numbers)) for each in tensors]
         for work in works:
-            work.arrival, work.told_at, work.agreed_at = self.observer.arrival, self.observer.told_at, self.now
+            work.arrival, work.sent_at, work.agreed_at = self.observer.arrival, self.observer.sent_at, self.now
         self.observer.decided()
         return works
 
@@ -78,38 +78,38 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def test_a_batch_says_who_was_first_and_last_and_by_how_much(job: Job) -> None:
-    job.hear(2, 50.0)
-    job.hear(0, 51.0)
-    job.hear(1, 53.0, was_last=True)
-    job.observer.told_at = 51.0
+    job.arrive(2, 50.0)
+    job.arrive(0, 51.0)
+    job.arrive(1, 53.0, was_last=True)
+    job.observer.sent_at = 51.0
     job.run_one(2)
     work = job.latest()
     assert (work.number, work.tensors, work.nbytes, work.arrival) == (1, 2, 24, (2, 50.0, 1, 53.0, 2.0))
-    assert (work.told_at, work.agreed_at, work.moved_at, work.done_at) == (51.0, 100.0, 100.0, 101.0)
+    assert (work.sent_at, work.agreed_at, work.moved_at, work.done_at) == (51.0, 100.0, 100.0, 101.0)
     assert work.waited_s == 0.0
 
 
 def test_the_last_is_for_whom_the_others_waited_longest(job: Job) -> None:
-    job.hear(0, 50.0)
-    job.hear(1, 55.0, was_last=True)
-    job.hear(0, 55.5, was_last=True)
+    job.arrive(0, 50.0)
+    job.arrive(1, 55.0, was_last=True)
+    job.arrive(0, 55.5, was_last=True)
     job.run_one(1)
     assert job.latest().arrival == (0, 50.0, 1, 55.0, 5.0)
 
 
 def test_while_others_go_on_nobody_waits(job: Job) -> None:
-    job.hear(0, 50.0)
-    job.hear(0, 54.0)
-    job.hear(1, 55.0, was_last=True)
+    job.arrive(0, 50.0)
+    job.arrive(0, 54.0)
+    job.arrive(1, 55.0, was_last=True)
     job.run_one(1)
     assert job.last() == (1, 1.0)
 
 
 def test_for_ranks_of_another_host_the_others_are_those_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, leader_of=(0, 1, 1))
-    job.hear(0, 50.0)
-    job.hear(1, 54.0)
-    job.hear(2, 54.0, was_last=True)
+    job.arrive(0, 50.0)
+    job.arrive(1, 54.0)
+    job.arrive(2, 54.0, was_last=True)
     job.run_one(1)
     assert job.last() == (2, 4.0)
 
@@ -117,21 +117,21 @@ def test_for_ranks_of_another_host_the_others_are_those_of_other_hosts(monkeypat
 def test_alone_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, leader_of=(0,))
     for at in (50.0, 60.0):
-        job.hear(0, at, was_last=True)
+        job.arrive(0, at, was_last=True)
         job.run_one(1)
         assert job.last() == (0, 0.0)
 
 
 def test_news_are_of_one_decision_only(job: Job) -> None:
     """A decision of two batches, one of errors, and one of which nobody was the last."""
-    job.hear(0, 50.0)
-    job.hear(1, 55.0, was_last=True)
+    job.arrive(0, 50.0)
+    job.arrive(1, 55.0, was_last=True)
     for work in job.decide(1, 1):
         job.run(work)
-    job.hear(2, 60.0)
-    job.hear(0, 61.0, was_last=True)
+    job.arrive(2, 60.0)
+    job.arrive(0, 61.0, was_last=True)
     job.decide()
-    job.hear(1, 70.0)
+    job.arrive(1, 70.0)
     job.run_one(1)
     arrivals = [work.arrival for work in job.works]
     assert arrivals == [(0, 50.0, 1, 55.0, 5.0), (0, 50.0, 1, 55.0, 5.0), (1, 70.0, UNKNOWN, 0.0, 0.0)]
@@ -169,10 +169,10 @@ def test_quantities_and_subscribers_are_of_every_batch_of_a_decision(job: Job) -
 
 
 def test_what_a_device_works_on_keeps_its_arrivals_while_others_are_decided(job: Job) -> None:
-    job.hear(2, 50.0, was_last=True)
+    job.arrive(2, 50.0, was_last=True)
     (given,) = job.decide(1)
     for _ in range(100):
-        job.hear(0, 60.0, was_last=True)
+        job.arrive(0, 60.0, was_last=True)
         job.run_one(1)
     job.run(given)
     assert (job.latest().number, job.last()) == (1, (2, 0.0))
@@ -182,12 +182,12 @@ def test_a_subscriber_that_fails_is_not_called_again(job: Job, caplog: pytest.Lo
     told: dict[str, list[int]] = {"fails": [], "stays": []}
 
     def subscriber(name: str) -> Callable[[Work], None]:
-        def hear(work: Work) -> None:
+        def receive(work: Work) -> None:
             told[name].append(len(work.entries))
             if name == "fails":
                 raise RuntimeError("disk full")
 
-        return hear
+        return receive
 
     for name in told:
         job.observer.subscribe(subscriber(name))
@@ -230,8 +230,8 @@ def test_batches_leave_no_objects_behind(job: Job) -> None:
     def run_some() -> None:
         for number in range(500):
             work = Work(entries, [()], number)
-            job.hear(0, job.now, was_last=True)
-            work.arrival, work.told_at, work.agreed_at = job.observer.arrival, job.now, job.now
+            job.arrive(0, job.now, was_last=True)
+            work.arrival, work.sent_at, work.agreed_at = job.observer.arrival, job.now, job.now
             job.observer.decided()
             job.run(work)
         job.works.clear()
@@ -287,28 +287,28 @@ def test_a_wait_that_ends_without_a_batch_counts_once(job: Job, monkeypatch: pyt
 
 
 def test_each_decision_counts_once_for_the_rank_that_was_last(job: Job) -> None:
-    job.hear(0, 50.0)
-    job.hear(1, 55.0, was_last=True)
+    job.arrive(0, 50.0)
+    job.arrive(1, 55.0, was_last=True)
     for work in job.decide(1, 1):
         job.run(work)
-    job.hear(1, 60.0)
-    job.hear(2, 60.5, was_last=True)
+    job.arrive(1, 60.0)
+    job.arrive(2, 60.5, was_last=True)
     job.decide(1)
-    job.hear(0, 70.0)
+    job.arrive(0, 70.0)
     job.decide(1)  # nobody was the last
     assert job.observer.late_s(job.now) == [0.0, 5.0, 0.5]
 
 
 def test_the_one_rank_that_is_missing_is_waited_for_so_far(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: job.now)
-    job.hear(0, 100.0)
-    job.hear(1, 101.0)
+    job.arrive(0, 100.0)
+    job.arrive(1, 101.0)
     job.observer.missing = 2
     assert job.observer.late_s(111.0) == [0.0, 0.0, 10.0]
-    job.hear(2, 121.0, was_last=True)
+    job.arrive(2, 121.0, was_last=True)
     job.run_one(1)
     assert job.observer.late_s(200.0) == [0.0, 0.0, 20.0]  # and not again what was counted before
-    job.hear(0, 200.0)
+    job.arrive(0, 200.0)
     job.observer.missing = 1
     job.now = 205.0
     job.observer.refused()  # the job ends

@@ -89,7 +89,7 @@ def _waited_for(*late_s: float) -> Observer:
     """The observer of a root: the others have waited that long for each rank."""
     observer = Observer(InFlight(lambda: None), tuple(range(len(late_s))))
     for rank, seconds in enumerate(late_s):
-        observer.heard((rank + 1) % len(late_s), False, 10.0)
-        observer.heard(rank, True, 10.0 + seconds)
+        observer.arrived((rank + 1) % len(late_s), False, 10.0)
+        observer.arrived(rank, True, 10.0 + seconds)
         observer.decided()
     return observer

@@ -38,7 +38,7 @@ class Job:
         began, order = self.now, sorted(range(self.size), key=lambda rank: late_s.get(rank, 0.0))
         for rank in order:
             self.now = began + late_s.get(rank, 0.0)
-            self.observer.heard(rank, rank == order[-1], self.now)
+            self.observer.arrived(rank, rank == order[-1], self.now)
         self.decide(bits, generation)
 
     def decide(self, bits: int, generation: int = 0) -> None:
@@ -81,7 +81,7 @@ def test_a_wait_while_others_go_on_is_counted_from_the_last_that_they_said() -> 
     job = Job(2)
     for _ in range(22):
         for moment, rank, was_last in [(0.0, 0, False), (0.1, 0, False), (0.12, 1, True), (0.2, 1, True)]:
-            job.observer.heard(rank, was_last, job.now + moment)
+            job.observer.arrived(rank, was_last, job.now + moment)
         job.now += 0.2
         job.decide(GRADIENT)
     assert len(job.warnings) == 1
@@ -205,7 +205,7 @@ def test_what_is_lost_before_the_first_gradient_is_told_from_what_is_lost_betwee
         told += [(at + before_s + each_s * (number + 1), 1, number) for at, _, number in told]
         for at, rank, number in sorted(told):
             job.now = at
-            job.observer.heard(rank, rank == 1, at)
+            job.observer.arrived(rank, rank == 1, at)
             if rank == 1:
                 job.decide(1 << number)
     assert job.named[0]["phase"] == phase
@@ -235,7 +235,7 @@ def test_a_pause_between_gradients_that_is_longer_than_computing_is_none_before_
         told += [(job.now + 0.003 + 2 * STEP_S * (number > 2), 1, number) for number in range(2, 5)]
         for at, rank, number in sorted(told):
             job.now = at
-            job.observer.heard(rank, rank == 1, at)
+            job.observer.arrived(rank, rank == 1, at)
             if rank == 1:
                 job.decide(1 << number)
     assert job.named[0]["phase"] == "between"
