@@ -45,7 +45,7 @@ PROGRAMS_PIP := $(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check i
 
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/programs tests/tensorflow
-FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe $(OTHER_FRAMEWORKS)
+FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe tests/security $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -65,7 +65,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run the tests of the core and of PyTorch
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about eight minutes on two cores'
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
 
 test-compile: export PYTHONDONTWRITEBYTECODE =
@@ -74,9 +74,9 @@ test-compile: $(VENV)/.for-development native ## run the tests of torch.compile
 	$(RUN_TESTS) tests/compiled
 
 test-hosts: export PYTHONDONTWRITEBYTECODE =
-test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, which are made of namespaces, as root
-	@$(SAY) 'running jobs on several hosts, and cutting the cables between them: three minutes'
-	$(RUN_TESTS) tests/hosts tests/faults
+test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, faults and attacks, as root
+	@$(SAY) 'running jobs on several hosts, cutting cables and attacking jobs: six minutes on two cores'
+	$(RUN_TESTS) tests/hosts tests/faults tests/security
 
 test-observe: export PYTHONDONTWRITEBYTECODE =
 test-observe: $(VENV)/.for-development native ## run the tests of what hvdrun says of a job that runs: slow, stuck, timelines

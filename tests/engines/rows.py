@@ -31,7 +31,7 @@ from tests.engines.spark import Home, needs_spark, spark_home
 from tests.engines.starting import mpirun, needs_dask, needs_open_mpi, torchrun
 from tests.harness import slurm
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
-from tests.launcher.nodes import free_port
+from tests.hosts.nodes import free_port
 
 PART = str(Path(__file__).with_name("part.py"))
 CALLER = str(Path(__file__).with_name("caller.py"))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.patience import until
-from tests.launcher.nodes import free_port
+from tests.hosts.nodes import free_port
 
 needs_spark = pytest.mark.skipif(
     importlib.util.find_spec("pyspark") is None or shutil.which("java") is None,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engines.starting import ROOT
-from tests.launcher.nodes import KEY, ending, free_port, start
+from tests.hosts.nodes import KEY, ending, free_port, start
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
 jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")

@@ -25,7 +25,7 @@ from typing import Final, Self
 from tests.harness import cgroups, hosts
 from tests.harness.hosts import Host, HostProcess, Network, command_line
 from tests.harness.patience import PATIENCE_S, PROMPT_S
-from tests.launcher.nodes import free_port
+from tests.hosts.nodes import free_port
 
 NODES: Final = ("n1", "n2")
 GPUS: Final = 2  # of each node

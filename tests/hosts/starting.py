@@ -14,8 +14,8 @@ from typing import Protocol
 from tests.harness.hosts import HostProcess, Network
 from tests.harness.patience import PATIENCE_S
 from tests.hosts import jobs
+from tests.hosts.nodes import KEY
 from tests.launcher.hvdrun import COMMAND
-from tests.launcher.nodes import KEY
 
 NODES_PORT = 29400
 

@@ -23,7 +23,7 @@ from hvdlite.launcher.monitor.monitor import Monitor
 from hvdlite.launcher.stream.loop import Loop
 from tests.harness.patience import PATIENCE_S, until
 from tests.harness.users import NOBODY, in_child, needs_root
-from tests.launcher import nodes
+from tests.hosts import nodes
 from tests.launcher.hvdrun import run, started
 
 _TRAINING = """

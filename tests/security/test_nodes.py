@@ -20,8 +20,8 @@ from hvdlite.net.calls import shake_hands
 from hvdlite.net.handshake import Caller
 from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S, until
+from tests.hosts.nodes import KEY, Node, ending, free_port, in_place_of_node_0, node, port_of
 from tests.launcher.hvdrun import read_until
-from tests.launcher.nodes import KEY, Node, ending, free_port, in_place_of_node_0, node, port_of
 from tests.security.openings import openings
 from tests.security.victim import is_dropped
 

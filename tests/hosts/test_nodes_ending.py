@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.harness.patience import PATIENCE_S, until
+from tests.hosts.nodes import WAIT, ending, free_port, job, node, ready, run, start
 from tests.launcher.hvdrun import pids_in, python, read_until, still_alive
-from tests.launcher.nodes import WAIT, ending, free_port, job, node, ready, run, start
 
 HERE = socket.gethostname()
 

@@ -18,8 +18,8 @@ import pytest
 from hvdlite.launcher.nodes.records import Record
 from tests.harness.hosts import ROOT
 from tests.harness.patience import PATIENCE_S, until
+from tests.hosts.nodes import KEY, WAIT, Node, ending, free_port, in_place_of_node_0, job, node, ready, run, start
 from tests.launcher.hvdrun import python
-from tests.launcher.nodes import KEY, WAIT, Node, ending, free_port, in_place_of_node_0, job, node, ready, run, start
 
 HERE = socket.gethostname()
 SOON = ("--start-timeout", "2")

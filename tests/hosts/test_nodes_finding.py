@@ -15,8 +15,8 @@ from hvdlite.launcher.nodes import node as joining
 from hvdlite.launcher.nodes.place import Master, NodePlace
 from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S, until
+from tests.hosts.nodes import ending, free_port, node, start
 from tests.launcher.hvdrun import read_until
-from tests.launcher.nodes import ending, free_port, node, start
 
 SOON = ("--start-timeout", "2")
 LATE = {"HVDLITE_START_TIMEOUT": "10000"}
