@@ -43,9 +43,9 @@ from .screen.texts import describe_settings
 from .timeline.command import timeline
 from .top.command import top
 from .top.stacks import stacks
-from .where.allocation import allocation_of
 from .where.hostlists import hosts_of
 from .where.hosts import Host
+from .where.slurm import allocation_of
 
 _OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
 _LIKE_COMMANDS: Final = (

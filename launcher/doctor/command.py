@@ -11,9 +11,9 @@ from ..agents.agents import Agents
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options
 from ..options.nodes import NodeOptions, node_options
-from ..where.allocation import allocation_of
 from ..where.hostlists import hosts_of
 from ..where.hosts import Host
+from ..where.slurm import allocation_of
 
 
 @click.command(

@@ -14,9 +14,9 @@ from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
 from ..options.nodes import NodeOptions
 from ..stream.fields import shown
-from ..where.allocation import allocation_of
 from ..where.hostlists import hosts_of, list_of
 from ..where.hosts import Host
+from ..where.slurm import allocation_of
 from .findings import Finding, Weight
 
 NO_OPTIONS: Final = NodeOptions(None, None, None, None)

@@ -1,6 +1,6 @@
 """Lists of hosts that a scheduler or operator has left where hvdrun was started once; they are reached by ssh.
 
-A row of `LISTS` each. Slurm is not here: `hvdlite.launcher.where.allocation` starts agents through it.
+A row of `LISTS` each. Slurm is not here: `hvdlite.launcher.where.slurm` starts agents through it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.ops.table import COLLECTIVES
+from hvdlite.torch.collectives.derivatives import RULES
 from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 scenario = Scenarios(ranks=[1, 2, 3])
@@ -231,3 +233,7 @@ def keywords_and_integers_are_as_without_gradients() -> None:
 
 def test_torch_autograd(report: Report, name: str) -> None:
     assert report[name] == ""
+
+
+def test_every_public_collective_has_a_gradient() -> None:
+    assert [row.name for row in COLLECTIVES if row.is_public and row.name not in RULES] == []

@@ -9,8 +9,8 @@ import pytest
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.slurm import not_of_the_job, without_step
 from hvdlite.launcher.spawners import SshOptions, spawner_of, ways_to
-from hvdlite.launcher.where.allocation import allocation_of
 from hvdlite.launcher.where.hosts import Host
+from hvdlite.launcher.where.slurm import allocation_of
 
 FAKES = str(Path(__file__).resolve().parents[1] / "harness" / "fakes")
 
