@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.ops import global_process_set as everyone
+from hvdlite.ops.table import FORMS
+from hvdlite.torch.collectives.compiled import _with_graph
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from tests.compiled.outcomes import shown
 from tests.compiled.tracing import probe
@@ -304,3 +307,12 @@ def test_a_graph_is_of_a_session() -> None:
         assert found[1] == found[2]
         assert "init" in found[1]
         assert found[3] == "torch.float32[1.0, 1.0, 1.0, 1.0]"
+
+
+def test_a_form_with_a_parameter_that_no_operator_takes_stays_out_of_graphs() -> None:
+    def scaled(self: Any, tensor: torch.Tensor, by: int, name: str = "x", process_set: Any = everyone) -> torch.Tensor:
+        return tensor * by
+
+    form = _with_graph(scaled, FORMS["allgather"])
+    compiled = torch.compile(lambda tensor: form(None, tensor, by=3), backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]

@@ -25,6 +25,13 @@ Class = TypeVar("Class", bound=type)
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # from torch 2.3 on
 
 
+_TAKEN: Final = {
+    *("tensor", "tensors", "name", "process_set", "average", "op", "prescale_factor", "postscale_factor"),
+    *("compression", "root_rank", "rank", "splits"),
+}
+"""The parameters that calls in a graph take into account. A form with another one is called outside of graphs."""
+
+
 def with_graphs(collectives: Class) -> Class:
     """Makes the blocking forms of a class operators in graphs, and returns the class."""
     for name, form in FORMS.items() if HAS_OPERATORS else ():
@@ -39,13 +46,14 @@ def _with_graph(eager: Callable[..., Any], form: Form) -> Callable[..., Any]:
     parameters = list(inspect.signature(eager).parameters.values())[1:]
     names = tuple(each.name for each in parameters)
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    is_taken = _TAKEN.issuperset(names)
     name, shapes_of, is_in_place = form.collective.name, _SHAPES.get(form.collective.result), form.is_in_place
 
     @functools.wraps(eager)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_compiling():
             return eager(self, *args, **kwargs)
-        given = _bound(names, defaults, args, kwargs)
+        given = _bound(names, defaults, args, kwargs) if is_taken else None
         if given is None:
             result = None
         elif shapes_of is None:
