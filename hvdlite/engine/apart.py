@@ -24,14 +24,14 @@ def wait_briefly(is_over: threading.Lock) -> bool:
     return is_over.acquire(timeout=POLL_S)
 
 
-def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0) -> T:
-    """Calls ``work`` with a scope, and returns its result or raises its error.
+def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0, within: Scope | None = None) -> T:
+    """Calls ``work`` with a scope ``within`` that of the caller, and returns its result or raises its error.
 
     In the main thread, ``work`` runs in another thread; in any other thread it runs here. If a signal handler raises
     while the main thread waits, the scope is cancelled with a text that names ``what``. The work may go on; it has
     ``patience_s`` to end before the caller gets the exception.
     """
-    scope = Scope()
+    scope = Scope(within=within)
     if threading.get_ident() != threading.main_thread().ident:
         return work(scope)
     results: list[T] = []

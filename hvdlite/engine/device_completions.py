@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Completion
+from hvdlite.scope import Scope
 
 
 class Issued:
@@ -47,15 +47,15 @@ class Issued:
         self._due.put(is_drained.set)
         is_drained.wait()
 
-    def close(self, deadline: float) -> bool:
-        """Ends the thread once all batches are finished. False if some are not by ``deadline``, on the monotonic clock.
+    def close(self, scope: Scope) -> bool:
+        """Ends the thread once all batches are finished. False if some are not when ``scope`` is over.
 
         May be called again. No `put` may follow.
         """
         if not self._is_closing:
             self._is_closing = True
             self._due.put(None)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(scope.timeout_s)
         return not self._thread.is_alive()
 
     def _serve(self) -> None:

@@ -26,6 +26,7 @@ from hvdlite.negotiation.entry import Entry, OnDevice, memory_of
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Completion, Planes
+from hvdlite.scope import Scope
 from hvdlite.tensors.streams import Launch
 
 
@@ -98,20 +99,20 @@ class Executor:
                 break
         return has_run
 
-    def close(self, deadline: float) -> bool:
+    def close(self, scope: Scope) -> bool:
         """Ends the thread once all queued batches have finished.
 
-        False if they have not finished by ``deadline``, on the monotonic clock.
+        False if they have not finished when ``scope`` is over.
         """
         self._tokens.put(True)
         self._tokens.put(False)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(scope.timeout_s)
         is_idle = not self._thread.is_alive() and self._is_running.acquire(
-            timeout=max(0.0, deadline - time.monotonic())
+            timeout=min(scope.left_s, threading.TIMEOUT_MAX)
         )
         if is_idle:
             self._is_running.release()
-        return is_idle and all(issued.close(deadline) for issued in self._issued.values())
+        return is_idle and all(issued.close(scope) for issued in self._issued.values())
 
     def _serve(self) -> None:
         while self._tokens.get():

@@ -28,6 +28,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
 from hvdlite.net.wake import Bell
+from hvdlite.scope import Scope
 
 T = TypeVar("T")
 
@@ -88,7 +89,8 @@ class MainThreadDriver:
         self._current: Drive | _Rest | None = None  # in progress, or next
         self._bell = Bell()
         self._bells = [Bell()]  # unused ones; made now, so that one wait works even when descriptors have run out
-        self._is_stopping = False
+        self._made = 1  # bells
+        self._is_stopping = self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-main-driver", daemon=True)
         self._thread.start()  # here, because an interrupt of the first wait could leave the thread half started
 
@@ -96,7 +98,11 @@ class MainThreadDriver:
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. For the main thread. A signal handler may wait inside of another wait."""
-        bell = self._bells.pop() if self._bells else Bell()
+        try:
+            bell = self._bells.pop()
+        except IndexError:  # other waits have the bells, or `close` has cleared the list
+            bell = Bell()
+            self._made += 1
         try:
             if not self._in_flight.watch(handle, bell):
                 return
@@ -112,6 +118,8 @@ class MainThreadDriver:
                     self._to_drive.remove(handle)
         finally:
             self._bells.append(bell)
+            if self._is_closed:
+                self.close()
 
     def run_chained(self, first: Entry, rest: Callable[[], T]) -> T:
         """Submits ``first``, waits for it, calls ``rest``, and returns its result or raises its error.
@@ -145,18 +153,21 @@ class MainThreadDriver:
         if self._is_stopping:
             self._run_rests()
 
-    def stop(self, timeout_s: float) -> None:
-        """Ends the thread, and waits up to ``timeout_s`` for it. Call it after the end of the group."""
+    def stop(self, scope: Scope) -> None:
+        """Ends the thread, and waits for it in ``scope``. Call it after the end of the group."""
         self._is_stopping = True
         if isinstance(current := self._current, Drive):
             current.release()
         self._bell.release()
-        self._thread.join(timeout_s)
+        self._thread.join(scope.timeout_s)
 
     def close(self) -> None:
-        """Closes the descriptors, except the bell of a wait to which a signal handler has not returned yet."""
-        self._bells.clear()
-        self._bell.close()
+        """Closes the descriptors: now, or when the last wait ends to which a signal handler has not returned yet."""
+        self._is_closed = True
+        if len(self._bells) == self._made:  # no wait has one
+            self._bell.close()
+            self._bells.clear()
+            self._made = 0
 
     # ---- its own thread
 

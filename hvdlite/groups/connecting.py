@@ -176,10 +176,14 @@ def _addresses(offers: Sequence[Any], ranks: Sequence[int]) -> list[Sequence[Any
 
 
 def _raise_failures(offers: Sequence[Any], ranks: Sequence[int], cause: BaseException | None = None) -> Sequence[Any]:
+    if len(offers) != len(ranks):
+        raise HorovodInternalError(
+            f"the exchange returned {len(offers)} values for {len(ranks)} ranks; it must return one of each, in order"
+        )
     failures = [
         f"rank {rank}: {offer['failure']}"
         for rank, offer in zip(ranks, offers, strict=True)
-        if offer and offer.get("failure")
+        if isinstance(offer, dict) and offer.get("failure")
     ]
     if failures:
         more = [f"and {len(failures) - _MAX_NAMED} more"] if len(failures) > _MAX_NAMED else []

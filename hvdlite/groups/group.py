@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from hvdlite.engine.apart import do_apart
 from hvdlite.engine.callers import HERE, Callers, Counter
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.engine.executor import Executor
@@ -99,10 +100,25 @@ class Group:
         it, or the members' `Regions` in the memory of a larger group.
 
         Raises NotConnected on all members if one member cannot connect, or if its ``scope`` is over or cancelled, and
-        ValueError for options that the members cannot use.
+        ValueError for options that the members cannot use. In the main thread, another thread does the work, and also
+        calls ``exchange``. If a signal handler raises meanwhile, the group is not opened, or left again.
         """
-        connections = connect(Connecting(membership, options, memory), exchange, scope)
-        return cls(membership, options, connections, makes_memory=isinstance(memory, ArenaPart))
+        opened: list[Group] = []
+
+        def start(scope: Scope) -> Group:
+            connections = connect(Connecting(membership, options, memory), exchange, scope)
+            opened.append(cls(membership, options, connections, makes_memory=isinstance(memory, ArenaPart)))
+            if scope.cancelled:  # read after `opened` has the group: an interrupted caller looks in it afterwards
+                opened[0].end(EndKind.LEFT)
+                scope.check()
+            return opened[0]
+
+        try:
+            return do_apart(start, "opening a group", within=scope)
+        except BaseException:
+            for group in opened:
+                group.end(EndKind.LEFT)
+            raise
 
     def __init__(
         self, membership: Membership, options: Settings, connections: Connections, *, makes_memory: bool
@@ -144,6 +160,8 @@ class Group:
         self._driver = _Driver()
         self._main_driver = MainThreadDriver(self._in_flight, self._drive, self._driver, self._inbox.wake.set, self.run)
         self._main_thread = threading.main_thread().ident
+        self._leaving = threading.Lock()  # held by the thread that leaves
+        self._has_left = False
         self._watches: list[None] = []  # one for each open `watching_peers`
         self._is_alert = False  # the coordinator's thread checks the peers every heartbeat
         self._mail: deque[Callable[[], None]] = deque()  # actions of other threads, done in a turn
@@ -311,6 +329,9 @@ class Group:
 
         An `End`, of another group or because of a failure on this rank: the next turn ends the group on all ranks.
         Returns at once. The caller must still leave the group.
+
+        In the main thread, another thread leaves the group, and goes on if a signal handler raises meanwhile. To leave
+        again has no effect.
         """
         scope = scope or Scope.of(_STOP_S)
         if isinstance(kind, End):
@@ -321,13 +342,20 @@ class Group:
         elif kind is EndKind.EXITED:
             self._exit(scope)
         else:
-            self._leave(kind, scope)
+            do_apart(lambda scope: self._leave(kind, scope), "leaving a group", within=scope)
 
     def _leave(self, kind: EndKind, scope: Scope) -> None:
-        self._post(partial(self._coordinator.leave, kind))
-        self._coordinator.has_ended.wait(scope.left_s)
+        with self._leaving:
+            if not self._has_left:
+                self._close(kind, scope)
+                self._has_left = True
+
+    def _close(self, kind: EndKind, scope: Scope) -> None:
+        if not self._is_stopping:  # else the process is about to exit, and has no thread that takes a turn
+            self._post(partial(self._coordinator.leave, kind))
+            self._coordinator.has_ended.wait(scope.timeout_s)
         self._finish_batches(scope, f"rank {self.membership.number} shut down while a batch was running")
-        self._stop(_STOP_S)
+        self._stop(Scope.of(_STOP_S))
         with self._driving:  # waits for the driver, whose handle has ended
             self._link.close()
             self.planes.close()
@@ -338,8 +366,10 @@ class Group:
             memory.arena.leave()
 
     def _exit(self, scope: Scope) -> None:
+        if self._has_left:
+            return
         is_idle = self._finish_batches(scope, f"rank {self.membership.number} is exiting")
-        self._stop(_ABORTED_S)
+        self._stop(Scope.of(_ABORTED_S))
         if is_idle:
             if self.ended is not None:
                 with self._driving:
@@ -348,17 +378,17 @@ class Group:
 
     def _finish_batches(self, scope: Scope, cause: str) -> bool:
         """Closes the executor after its batches, which are aborted if ``scope`` is over. False if one still runs."""
-        if self._executor.close(scope.deadline):
+        if self._executor.close(scope):
             return True
         self.planes.abort(ShutDown(self.membership.number, cause))
-        return self._executor.close(time.monotonic() + _ABORTED_S)
+        return self._executor.close(Scope.of(_ABORTED_S))
 
-    def _stop(self, timeout_s: float) -> None:
+    def _stop(self, scope: Scope) -> None:
         self._is_stopping = True
         self._inbox.wake.set()
         self._driver.wake.set()
-        self._thread.join(_STOP_S)
-        self._main_driver.stop(timeout_s)
+        self._thread.join(scope.timeout_s)
+        self._main_driver.stop(scope)
 
     # ---- the coordinator's thread
 

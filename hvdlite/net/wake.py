@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+from collections.abc import Callable
 from functools import partial
 
 # Called with the GIL held, unlike os.eventfd_write: it never blocks, and a submitter that let the GIL go here would
@@ -28,7 +29,12 @@ class Wake:
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1  # a late `set` then fails, and does not write to whatever has the number next
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _too_late() -> None:
+    """The `release` of a closed bell: another file may have the number of its descriptor by then."""
 
 
 class Bell:
@@ -39,6 +45,7 @@ class Bell:
     """
 
     _fd = -1
+    release: Callable[[], None]
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -51,9 +58,9 @@ class Bell:
         self._poll.poll(timeout_s, 1)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            self.release = partial(os.eventfd_write, -1, 1)  # which fails, as a late `Wake.set` does
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self.release = _too_late
             os.close(fd)
             self._poll.close()
 

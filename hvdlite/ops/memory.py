@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
+from hvdlite.engine.apart import do_apart
 from hvdlite.groups.group import Group
 from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
@@ -38,7 +39,9 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
     nbytes, arena = math.prod(shape) * itemsize, shared_arena()
-    return np.empty(nbytes, np.uint8) if arena is None or nbytes == 0 else np.asarray(arena.allocate(nbytes))
+    if arena is None or nbytes == 0:
+        return np.empty(nbytes, np.uint8)
+    return do_apart(lambda _: np.asarray(arena.allocate(nbytes)), "allocating shared memory")
 
 
 def stream_copy(target: int, source: int, nbytes: int) -> None:

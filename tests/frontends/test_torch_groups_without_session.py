@@ -5,9 +5,11 @@ Their ranks are threads. Nothing in hvdlite knows a store: an exchange is any fu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import secrets
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from tests.harness import process_ranks, thread_ranks
 from tests.harness.forkserver import TORCH
+from tests.harness.interrupts import At, Interrupt, raise_interrupt
 from tests.harness.patience import PATIENCE_S
 
 SIZE = 3  # of each group
@@ -232,3 +235,32 @@ def test_a_rank_that_is_cancelled_fails_all_of_its_group() -> None:
         return str(refused.value)
 
     assert set(thread_ranks(SIZE, part)) == {"rank 1: its program has other plans"}
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product((EndKind.LEFT, EndKind.EXITED, EndKind.REMOVED), repeat=2)])
+def test_a_group_that_has_ended_may_be_ended_again(kinds: tuple[EndKind, EndKind]) -> None:
+    store = distributed.HashStore()
+
+    def part(rank: int) -> None:
+        group = _open(store, "ended", rank)
+        for kind in (*kinds, EndKind.LEFT):
+            group.end(kind, Scope.of(PATIENCE_S))
+
+    thread_ranks(SIZE, part)
+
+
+def test_a_signal_handler_interrupts_the_opening_of_a_group_at_any_bytecode() -> None:
+    """In the main thread. Nothing is left: the test fails if there are threads, descriptors or memory."""
+    membership = Membership(0, (0,), (Host("a", "a"),), 0, bytes(32))
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    try:
+        for number in itertools.count(step=11):
+            at, groups = At(number), list[Group]()
+            with contextlib.suppress(Interrupt), at:
+                groups.append(Group.open(membership, OPTIONS, lambda offer: [offer], Scope.of(PATIENCE_S)))
+            for group in groups:
+                _close(group)
+            if not at.where:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)

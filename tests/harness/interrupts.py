@@ -43,8 +43,9 @@ class At:
         self._left = number
         self.where = ""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> At:
         sys.settrace(self._trace)
+        return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)

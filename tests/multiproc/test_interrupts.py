@@ -7,6 +7,7 @@ result. Python itself runs handlers at some of these places only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.engine import executor
+from hvdlite.errors import NotInitialized, ShutDown
 from hvdlite.groups import sets
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
@@ -249,6 +251,31 @@ def test_a_handler_shuts_down_while_batches_move(plane: str) -> None:
     environ = {"HVDLITE_PLANE": plane, "HVDLITE_SHUTDOWN_TIMEOUT": LAST_RESORTS["HVDLITE_PROGRESS_TIMEOUT"]}
     outcomes = process_ranks(2, _shut_down_in_a_handler, 8, environ=environ)
     assert [outcome.result() for outcome in outcomes] == ["ok", "ok"]
+
+
+def _shut_down_everywhere(what: str) -> list[str]:
+    """The errors of a call in which a handler shuts down, before each bytecode in turn."""
+    signal.signal(signal.SIGUSR1, lambda *_: hvd.shutdown())
+    errors = []
+    for number in itertools.count(step=7):
+        hvd.init()
+        at = At(number)
+        with contextlib.suppress(ShutDown, NotInitialized), at:
+            try:
+                _CALLS[what](0.0)
+            except Exception as error:
+                errors.append(type(error).__name__)
+                raise
+        hvd.shutdown()
+        if not at.where:
+            return errors
+    raise AssertionError
+
+
+@pytest.mark.parametrize("what", _CALLS)
+def test_a_handler_shuts_down_at_any_bytecode_of_a_call(what: str) -> None:
+    [outcome] = process_ranks(1, _shut_down_everywhere, what)
+    assert {"ShutDown", "NotInitialized"} <= set(outcome.result()) <= {"ShutDown", "NotInitialized"}
 
 
 def _add_interrupted(moment: str) -> str:

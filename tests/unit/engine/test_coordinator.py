@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +22,7 @@ from hvdlite.negotiation.replica import Work
 from hvdlite.negotiation.wire import Message, ProtocolError, decode, encode
 from hvdlite.planes.base import Planes
 from hvdlite.planes.local import LocalPlane
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import address_of
 from hvdlite.tensors.dtypes import DType, Sum
@@ -131,7 +131,7 @@ class Ranks:
 
     def close(self) -> None:
         for rank in self.ranks:
-            assert rank.executor.close(time.monotonic() + PATIENCE_S)
+            assert rank.executor.close(Scope.of(PATIENCE_S))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hvdlite.engine.executor import Executor
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
+from hvdlite.scope import Scope
 from hvdlite.tensors.device import Device
 from tests.harness.patience import PATIENCE_S
 from tests.unit.replicas import request
@@ -28,7 +29,7 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
     closed: list[bool] = []
 
     def close() -> None:
-        closed.append(executed.close(time.monotonic() + PATIENCE_S))
+        closed.append(executed.close(Scope.of(PATIENCE_S)))
 
     closing = threading.Thread(target=close)
 
@@ -106,17 +107,17 @@ def test_batches_that_follow_what_was_issued_run_before_it_is_done_but_for_a_joi
     joining.join()
     assert device.ended == [("next", ""), ("issued", ""), ("join", "")]
     assert device.executor.entries() == set()
-    assert device.executor.close(time.monotonic() + PATIENCE_S)
+    assert device.executor.close(Scope.of(PATIENCE_S))
 
 
 def test_what_a_device_fails_in_fails_its_batch_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     device = _Device(monkeypatch)
     device.put("issued")
     device.executor.run_here()
-    assert not device.executor.close(time.monotonic())
+    assert not device.executor.close(Scope.of(0))
     device.error = ArithmeticError("a bug of the device")
     device.may_end.set()
-    assert device.executor.close(time.monotonic() + PATIENCE_S)
+    assert device.executor.close(Scope.of(PATIENCE_S))
     text = "running issued failed: ArithmeticError: a bug of the device"
     assert device.ended == [("issued", text)]
     assert device.failures == [text]
@@ -141,7 +142,7 @@ def test_a_completion_is_let_go_with_its_batch_although_no_other_follows() -> No
     del completion
     may_end.set()
     assert is_gone.wait(PATIENCE_S)
-    assert issued.close(time.monotonic() + PATIENCE_S)
+    assert issued.close(Scope.of(PATIENCE_S))
 
 
 def test_closing_again_waits_only_for_devices_that_have_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +151,11 @@ def test_closing_again_waits_only_for_devices_that_have_not_ended(monkeypatch: p
     idle, wedged = Issued(lambda work, error: None), Issued(lambda work, error: None)
     wedged.put(Work((), (), 1), _Completion(device.may_end))
     device.executor._issued.update(idle=idle, wedged=wedged)
-    assert idle.close(time.monotonic() + PATIENCE_S)
-    assert not device.executor.close(time.monotonic())
+    assert idle.close(Scope.of(PATIENCE_S))
+    assert not device.executor.close(Scope.of(0))
     device.may_end.set()
-    assert device.executor.close(time.monotonic() + PATIENCE_S)
-    assert device.executor.close(time.monotonic())
+    assert device.executor.close(Scope.of(PATIENCE_S))
+    assert device.executor.close(Scope.of(0))
 
 
 def test_a_batch_whose_device_gets_no_thread_fails_and_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,4 +176,4 @@ def test_a_batch_whose_device_gets_no_thread_fails_and_does_not_run_again(monkey
     text = "running issued failed: RuntimeError: can't start new thread"
     assert device.ended[2:] == [("issued", text)]
     assert device.executor.backlog == 0
-    assert device.executor.close(time.monotonic() + PATIENCE_S)
+    assert device.executor.close(Scope.of(PATIENCE_S))

@@ -15,6 +15,7 @@ from hvdlite.engine.main_thread import Drive, MainThreadDriver
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.net.wake import Bell
+from hvdlite.scope import Scope
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.harness.patience import PATIENCE_S
 
@@ -62,7 +63,7 @@ def rank() -> Iterator[_Rank]:
     made = _Rank()
     yield made
     made.in_flight.finish(made.in_flight.all())
-    made.main.stop(10)
+    made.main.stop(Scope.of(10))
     made.main.close()
 
 

@@ -7,7 +7,8 @@ from unittest.mock import DEFAULT, Mock, call
 
 import pytest
 
-from hvdlite.groups.connecting import Connecting, Connections, NotConnected, connect
+from hvdlite.errors import HorovodInternalError
+from hvdlite.groups.connecting import Connecting, Connections, NotConnected, connect, look_on
 from hvdlite.scope import Cancelled, Scope
 
 _SCOPE = Scope()
@@ -101,3 +102,9 @@ def test_a_rank_that_was_cancelled_before_publishes_the_reason_in_place_of_addre
     scope.cancel("it was interrupted")
     with pytest.raises(NotConnected, match="rank 4: it was interrupted"):
         _connect({"addresses": GOOD}, None, scope)
+
+
+@pytest.mark.parametrize("values", [[], [None], [None, None, None]], ids=repr)
+def test_an_exchange_that_returns_too_few_or_too_many_values_is_refused(values: list[Any]) -> None:
+    with pytest.raises(HorovodInternalError, match="the exchange returned . values for 2 ranks"):
+        look_on((4, 7), lambda _: values)

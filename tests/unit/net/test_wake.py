@@ -16,8 +16,7 @@ def test_a_closed_bell_does_not_write_to_what_has_its_descriptor_next() -> None:
     other = os.eventfd(0, os.EFD_NONBLOCK)
     try:
         os.dup2(other, number)
-        with pytest.raises(ValueError, match="negative"):
-            bell.release()
+        bell.release()
         with pytest.raises(BlockingIOError):
             os.eventfd_read(other)
     finally:
