@@ -1,7 +1,7 @@
 """Waits for the batches that a device completes after the call of its plane has returned.
 
 Threads that negotiate and run batches never wait for a device: the executor goes on once it has issued a batch to the
-plane, and a thread of `Issued` waits for the device.
+plane, and a thread of `DeviceCompletions` waits for the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvdlite.planes.base import Completion
 from hvdlite.scope import Scope
 
 
-class Issued:
+class DeviceCompletions:
     """The batches issued to one plane that its device has not completed, in order.
 
     ``finish`` is called with each batch, and with None or the error that its completion raised.
@@ -29,7 +29,7 @@ class Issued:
         self._works: deque[Work] = deque()
         self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._serve, name="hvdlite-issued", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-completions", daemon=True)
         self._thread.start()
 
     def put(self, work: Work, completion: Completion, memory: Any = None) -> None:

@@ -4,7 +4,7 @@ Batches run in the executor's thread, or in a thread that waits for a result (`r
 between threads. A thread that holds the lock runs all queued batches, and checks the queue again after it released the
 lock. So a batch that is queued while another thread holds the lock is never left over.
 
-If a device moves the bytes, the executor goes on with the next batch, and `Issued` waits for the device.
+If a device moves the bytes, the executor goes on with the next batch, and `DeviceCompletions` waits for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from hvdlite.engine.batch import run
-from hvdlite.engine.device_completions import Issued
+from hvdlite.engine.device_completions import DeviceCompletions
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.main_thread import Drive
 from hvdlite.engine.observer import Observer
@@ -52,7 +52,7 @@ class Executor:
         self._on_failure = on_failure
         self._unfinished: deque[Work] = deque()
         observer.agreed = self._unfinished
-        self._issued: dict[str, Issued] = {}  # by kind of device
+        self._issued: dict[str, DeviceCompletions] = {}  # by kind of device
         self._is_running = threading.Lock()  # held by the thread that runs batches
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
         self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
@@ -145,7 +145,7 @@ class Executor:
         kind = work.entries[0].request.device.kind
         if kind not in self._issued:
             try:
-                self._issued[kind] = Issued(self._finish)
+                self._issued[kind] = DeviceCompletions(self._finish)
             except Exception:  # no thread could be started
                 completion.wait()  # the batch fails, and its tensors must not be freed while the device has them
                 raise

@@ -70,8 +70,8 @@ class Calls(Generic[T]):
         ``tensors`` is a list for a grouped form, and one tensor for any other. ``arguments`` are the further arguments
         of the form, without ``process_set``.
         """
-        collective = FORMS[form].collective
-        flags = (False,) * collective.is_in_place
+        collective, _, is_in_place = FORMS[form]
+        flags = (is_in_place,) * collective.is_in_place
         handle: Handle[Any] | GroupHandle[Any] = getattr(self, collective.draft)(group, *flags, tensors, **arguments)
         return handle
 

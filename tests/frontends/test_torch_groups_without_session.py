@@ -93,30 +93,29 @@ def _run_all_kinds(group: Group) -> None:
     own, total = _array(rank), float(sum(range(SIZE)))
     ran = set()
 
-    def call(name: str, *arguments: Any, **options: Any) -> Any:
-        handle = getattr(collectives, f"_{name}")(group, *arguments, **options)
+    def call(name: str, tensors: Any, **arguments: Any) -> Any:
         ran.add(name)
-        return run(handle)
+        return run(collectives.draft(name, group, tensors, **arguments))
 
-    assert (call("allreduce", False, own, op=hvd.Sum) == total).all()
-    assert (call("grouped_allreduce", False, [own, own], op=hvd.Sum)[1] == total).all()
+    assert (call("allreduce", own, op=hvd.Sum) == total).all()
+    assert (call("grouped_allreduce", [own, own], op=hvd.Sum)[1] == total).all()
     assert (call("reducescatter", own, op=hvd.Sum) == total).all()
     assert (call("grouped_reducescatter", [own, own], op=hvd.Sum)[1] == total).all()
-    reduced = call("reduce", own, last, op=hvd.Sum)
+    reduced = call("reduce", own, root_rank=last, op=hvd.Sum)
     assert rank != last or (reduced == total).all()
     everyone = np.concatenate([_array(each) for each in range(SIZE)])
     assert (call("allgather", own) == everyone).all()
     assert (call("grouped_allgather", [own, own])[1] == everyone).all()
-    assert (call("broadcast", False, own, last) == last).all()
-    assert (call("grouped_broadcast", [own, own], last)[1] == last).all()
+    assert (call("broadcast", own, root_rank=last) == last).all()
+    assert (call("grouped_broadcast", [own, own], root_rank=last)[1] == last).all()
     assert (call("alltoall", own)[0][:, 0] == range(SIZE)).all()
-    gathered = call("gather", own, last)
+    gathered = call("gather", own, root_rank=last)
     assert len(gathered) == (len(everyone) if rank == last else 0)
-    assert (call("scatter", own, last) == last).all()
+    assert (call("scatter", own, root_rank=last) == last).all()
     if rank == 0:
-        call("send", own, last)
+        call("send", own, rank=last)
     elif rank == last:
-        assert (call("recv", False, own, 0) == 0).all()
+        assert (call("recv", own, rank=0) == 0).all()
     ran |= {"send", "recv"}
     assert ran == {row.name for row in COLLECTIVES}
     run(barrier_entry(group))
@@ -128,7 +127,7 @@ def _run_all_kinds(group: Group) -> None:
 def _copies(group: Group, tensor: Any) -> int:
     """The bytes that an all-reduce of ``tensor`` in place copies."""
     before = group.statistics().counters["copied_bytes"]
-    run(collectives._allreduce(group, True, tensor, name="place", op=hvd.Sum))
+    run(collectives.draft("allreduce_", group, tensor, name="place", op=hvd.Sum))
     return group.statistics().counters["copied_bytes"] - before
 
 

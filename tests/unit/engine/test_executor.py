@@ -12,7 +12,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from hvdlite.engine import executor
-from hvdlite.engine.device_completions import Issued
+from hvdlite.engine.device_completions import DeviceCompletions
 from hvdlite.engine.executor import Executor
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
@@ -135,7 +135,7 @@ class _Completion:
 
 def test_a_completion_is_let_go_with_its_batch_although_no_other_follows() -> None:
     may_end, is_gone = threading.Event(), threading.Event()
-    issued = Issued(lambda work, error: None)
+    issued = DeviceCompletions(lambda work, error: None)
     completion = _Completion(may_end)
     weakref.finalize(completion, is_gone.set)
     issued.put(Work((), (), 1), completion)
@@ -148,7 +148,7 @@ def test_a_completion_is_let_go_with_its_batch_although_no_other_follows() -> No
 def test_closing_again_waits_only_for_devices_that_have_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two, one had ended when the deadline of the first close came."""
     device = _Device(monkeypatch)
-    idle, wedged = Issued(lambda work, error: None), Issued(lambda work, error: None)
+    idle, wedged = DeviceCompletions(lambda work, error: None), DeviceCompletions(lambda work, error: None)
     wedged.put(Work((), (), 1), _Completion(device.may_end))
     device.executor._issued.update(idle=idle, wedged=wedged)
     assert idle.close(Scope.of(PATIENCE_S))
@@ -164,14 +164,14 @@ def test_a_batch_whose_device_gets_no_thread_fails_and_does_not_run_again(monkey
     device.may_end.set()
     device.put("issued")
     device.put("next")
-    with patch.object(executor, "Issued", side_effect=RuntimeError("can't start new thread")):
+    with patch.object(executor, "DeviceCompletions", side_effect=RuntimeError("can't start new thread")):
         assert device.executor.run_here()
     text = "running issued failed: ArithmeticError: the device was waited for"
     assert device.ended == [("issued", text), ("next", "")]
     assert device.failures == [text]
     device.error = None
     device.put("issued")
-    with patch.object(executor, "Issued", side_effect=RuntimeError("can't start new thread")):
+    with patch.object(executor, "DeviceCompletions", side_effect=RuntimeError("can't start new thread")):
         assert device.executor.run_here()
     text = "running issued failed: RuntimeError: can't start new thread"
     assert device.ended[2:] == [("issued", text)]
