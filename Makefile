@@ -6,7 +6,8 @@ VENV ?= .venv
 TENSORFLOW_VENV ?= .venv-tensorflow
 NP ?= 2
 PYTEST_ARGS ?=
-# How many processes share the tests. Each of them waits half of its time, and has up to four busy ranks at others.
+# How many processes share the tests. One waits half of its time, and has up to four busy ranks at others, so two or three
+# per core keep the cores busy.
 TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 5 * $(CPUS) / 2 : 8)))
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
