@@ -6,7 +6,8 @@ VENV ?= .venv
 TENSORFLOW_VENV ?= .venv-tensorflow
 NP ?= 2
 PYTEST_ARGS ?=
-# How many processes share the tests. Each of them waits half of its time, and has up to four busy ranks at others.
+# How many processes share the tests. One waits half of its time, and has up to four busy ranks at others, so two or three
+# per core keep the cores busy.
 TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 5 * $(CPUS) / 2 : 8)))
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
@@ -53,7 +54,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 .PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  PYTHON=python3.12 picks the interpreter of a new $(VENV); NP=4 the ranks of demo and bench."
 
 demo: $(VENV)/.for-demo native ## train on handwritten digits with NP ranks

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.tracebacks import install as _install
 
+_ONLY_IN_TORCH = (
+    "Compression Compressor DistributedOptimizer SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
+    "convert_sync_batchnorm sparse_allreduce_async"
+)
+
 if TYPE_CHECKING:
     from hvdlite.public.numpy_api import *  # noqa: F403
 
@@ -38,7 +43,8 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(f"{__name__}.public.elastic")
         if name == "__all__":
             return sorted(names)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "; hvdlite.torch has it" if name in _ONLY_IN_TORCH.split() else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

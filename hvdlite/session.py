@@ -153,7 +153,7 @@ _beginning = threading.Lock()  # held to begin a session: an earlier, interrupte
 _current: Session | None = None
 _leaving: Session | None = None  # the session that `shutdown` is closing
 _next_epoch = 0  # its number, for meetings that serve one epoch only
-_begun = 0  # the number of sessions of this process
+_begun = 0  # the number of sessions that this process, or a parent that forked it, has begun
 _inherited: Session | None = None  # a session that this process must neither use nor close
 _origin: Session | None = None  # the session in which this process was forked, until it begins its own
 
@@ -331,7 +331,8 @@ def _outside() -> HvdError:
 
 def _not_initialized() -> str:
     name = "Horovod" if stands_for_horovod() else "hvdlite"  # scripts of Horovod look for this sentence
-    return f"{name} has not been initialized; call hvd.init() first"
+    again = " again after shutdown()" if _begun else ""
+    return f"{name} has not been initialized{again}; call hvd.init() first"
 
 
 def shared_arena() -> Arena | None:

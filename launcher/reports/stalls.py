@@ -23,8 +23,11 @@ _MOST_CIRCLE: Final = 8
 _MOST_TENSORS: Final = 10**9
 _MOST_S: Final = 1e9
 _NAME: Final = 100  # characters
-_HINT: Final = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long"
-_HINT_OF_THREADS: Final = "end such threads before the program, or make them daemons: threading.Thread(daemon=True)"
+_HINTS: Final = (
+    "HVDLITE_STALL_CHECK_TIME_SECONDS=S reports a wait only after S seconds",
+    "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long",
+)
+_HINTS_OF_THREADS: Final = ("end such threads before the program, or make them daemons: threading.Thread(daemon=True)",)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ class StallReport:
         yield from (f"  {problem}" for problem in problems)
         if (more := len(self._stall.missing) - MOST_ASKED) > 0:
             yield f"  and {more} other ranks, which were not asked"
-        yield f"  {_HINT_OF_THREADS if any(part.have_ended for part in self._stall.parts) else _HINT}"
+        have_ended = any(part.have_ended for part in self._stall.parts)
+        yield from (f"  {hint}" for hint in (_HINTS_OF_THREADS if have_ended else _HINTS))
 
     def _submitted(self, part: Missing) -> str:
         who, more = self._who(part.ranks), part.count - len(part.names)

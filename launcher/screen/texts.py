@@ -81,7 +81,8 @@ def _fate(fate: str, batches: int | None) -> str:
     """What became of a rank that ended with code 0, and had this ``fate`` in the words of others."""
     if not fate.endswith(ENDED):
         return f"{fate}: it exited with code 0"
-    return f"exited with code 0{'' if batches is None else f' after {batches} batch' + 'es' * (batches != 1)}"
+    after = "" if batches is None else f" after {batches} {'batch' if batches == 1 else 'batches'} of collectives"
+    return f"exited with code 0{after}"
 
 
 def _details(failure: Failure) -> Iterator[str]:

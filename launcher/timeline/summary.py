@@ -82,8 +82,9 @@ def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
     for trace in traces:
         by_host[trace.host] += 1
     batches = max(len(trace.batches) for trace in traces)
+    counted = "1 batch" if batches == 1 else f"{batches} batches"
     whole_s = duration_s(traces)
-    yield f"{len(traces)} rank(s) on {len(by_host)} host(s), {whole_s:.3f} s, {batches} batches"
+    yield f"{len(traces)} rank(s) on {len(by_host)} host(s), {whole_s:.3f} s, {counted}"
     if dropped := sum(trace.dropped for trace in traces):
         yield f"{dropped} more batches are missing, because they came faster than they could be written"
     yield from _unfinished(traces)

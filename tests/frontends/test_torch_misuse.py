@@ -165,7 +165,7 @@ def test_nothing_is_trained_alone_after_shutdown() -> None:
     optimizer, layer = sgd(model), hvd.SyncBatchNorm(3)
     hvd.shutdown()
     for use in (lambda: own_loss_alone(model).backward(), optimizer.step, lambda: layer(torch.randn(4, 3))):
-        with pytest.raises(hvd.HorovodInternalError, match="hvdlite has not been initialized"):
+        with pytest.raises(hvd.HorovodInternalError, match="has not been initialized again after shutdown"):
             use()
 
 

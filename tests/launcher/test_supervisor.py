@@ -131,7 +131,7 @@ def test_a_rank_that_merely_was_done_first_is_thought_of() -> None:
     assert box[2].startswith("| hint: if rank 2 shows no error, it was killed or finished first: ")
     assert supervisor.done == {2}
     box = list(describe_failure(supervisor.failure, [], None, done=True, batches=5))
-    assert box[0].startswith("+-- hvdrun: rank 2 on here exited with code 0 after 5 batches ---")
+    assert box[0].startswith("+-- hvdrun: rank 2 on here exited with code 0 after 5 batches of collectives ")
     assert box[2].startswith("| hint: make every call on all ranks")
     lost, stopped = PeerLost(2, "here", ENDED), PeerLost(2, "here", "its process 12 has been stopped for 2.5 s")
     assert ["hvd.join()" in str(error) for error in (lost, stopped)] == [True, False]

@@ -88,7 +88,7 @@ def _forks() -> None:
     hvd.allreduce(np.ones(3), process_set=sets[rank])
     hvd.barrier()
     hvd.shutdown()
-    outside = "hvdlite has not been initialized; call hvd.init() first"
+    outside = "hvdlite has not been initialized again after shutdown(); call hvd.init() first"
     assert _in_a_child(lambda: [_refusal(hvd.rank), _refusal(hvd.barrier)])() == [outside] * 2
     os.close(ends)
     assert outlives() == [rank, 2.0, 2, None, None, outside]

@@ -135,7 +135,7 @@ def test_ranks_that_wait_for_each_other_are_told_where(tmp_path: Path) -> None:
         rank: rf"rank {rank} for '{name}', which rank {1 - rank} did not submit \(it is at \S*/train.py:8, in submit\)"
         for rank, name in enumerate("ab")
     }
-    assert re.search(rf"  ranks wait for each other: {places[0]}; {places[1]}\. Submit them in the same order", text)
+    assert re.search(rf"  ranks wait for each other: {places[0]}; {places[1]}\. Make each of these calls on all", text)
     assert _calls(text.splitlines(), "  rank 2: the main thread sleeps") == _HERE
 
 

@@ -147,6 +147,11 @@ def test_the_text() -> None:
     ]
 
 
+def test_one_batch_is_no_batches() -> None:
+    events = [_head(0, "a", 0.0, 0.0), _span(0, "move", 0.0, 10 * MS, 1)]
+    assert next(describe(ranks_of(events))) == "1 rank(s) on 1 host(s), 0.010 s, 1 batch"
+
+
 def test_what_did_not_complete_is_named_with_who_submitted_it() -> None:
     def wait(rank: int, which: str, ph: str, name: str, at: float, number: int = 0) -> Event:
         args = {"set": number, "tensor": [name, "float32", [3]]} if ph == "b" else {}

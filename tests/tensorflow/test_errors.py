@@ -360,7 +360,7 @@ def test_collectives_need_a_session() -> None:
             error = raised(way, function)
             assert isinstance(error, tf.errors.OpError if way is by_numpy else tf.errors.FailedPreconditionError)
             assert isinstance(error if way is eagerly else hvd.last_error(), hvd.HorovodInternalError)
-            assert "has not been initialized; call hvd.init() first" in str(error)
+            assert "has not been initialized" in str(error)
 
 
 def test_a_function_of_the_user_that_needs_a_session_fails_with_both_classes() -> None:
@@ -374,7 +374,7 @@ def test_a_function_of_the_user_that_needs_a_session_fails_with_both_classes() -
     error = raised(eagerly, step, tf.ones(2))
     assert isinstance(error, tf.errors.FailedPreconditionError)
     assert isinstance(error, hvd.HorovodInternalError)
-    assert "has not been initialized; call hvd.init() first" in str(error)
+    assert "has not been initialized" in str(error)
 
 
 @pytest.mark.parametrize("choice", ["compiled", "numpy"])
@@ -386,7 +386,7 @@ def test_a_graph_outlives_its_session(choice: str) -> None:
     hvd.shutdown()
     error = raised(eagerly, function)
     assert isinstance(error, tf.errors.FailedPreconditionError)
-    assert str(error).count("has not been initialized; call hvd.init() first") == 1
+    assert str(error).count("has not been initialized") == 1
     assert isinstance(hvd.last_error(), hvd.HorovodInternalError)
     hvd.init()
     assert float(function()) == 3.0
@@ -404,5 +404,5 @@ def test_a_tensorflow_that_hides_its_c_api_and_copies_arrays_reduces_and_says_wh
     hvd.shutdown()
     error = raised(eagerly, function)
     assert isinstance(error, tf.errors.UnknownError)
-    assert "has not been initialized; call hvd.init() first" in str(error)
+    assert "has not been initialized" in str(error)
     assert isinstance(hvd.last_error(), tf.errors.FailedPreconditionError)

@@ -61,6 +61,6 @@ def circle_text(circle: Sequence[tuple[int, str]], places: Mapping[int, str] = M
         for (rank, name), (other, _) in zip(circle, following, strict=True)
     ]
     return (
-        f"ranks wait for each other: {'; '.join(steps)}. Submit them in the same order on all ranks, or all of them "
-        "before waiting for one."
+        f"ranks wait for each other: {'; '.join(steps)}. Make each of these calls on all ranks (not under "
+        "'if hvd.rank() == 0:'), equally often and in the same order."
     )

@@ -79,6 +79,7 @@ def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, A
     advice = "look at what those ranks are doing. " if not circle else f"{circle_text(circle)} "
     warning = (
         f"waiting for {waited_s:.0f} s: {'; '.join(parts)}{more}. Ranks must submit the same tensors; {advice}"
+        "HVDLITE_STALL_CHECK_TIME_SECONDS=S reports a wait only after S seconds, and "
         "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long."
     )
     facts = {

@@ -50,7 +50,7 @@ def test_the_last_frame_is_the_users_call() -> None:
 def test_of_a_collective_before_init_too(call: str) -> None:
     text = shown(caught(lambda: eval(f"hvd.{call}")))
     assert OURS not in text
-    assert text.endswith("NotInitialized: hvdlite has not been initialized; call hvd.init() first\n")
+    assert "NotInitialized: hvdlite has not been initialized" in text.splitlines()[-1]
 
 
 def test_the_setting_brings_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
