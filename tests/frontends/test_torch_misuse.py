@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import hvdlite
 import hvdlite.torch as hvd
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import own_loss, sgd, two_layers
@@ -171,3 +172,9 @@ def test_nothing_is_trained_alone_after_shutdown() -> None:
 
 def own_loss_alone(model: nn.Module) -> torch.Tensor:
     return model(torch.ones(1, 3)).sum()
+
+
+def test_the_names_that_only_pytorch_has_are_said_to_be_there() -> None:
+    assert {*hvd.__all__} - {*hvdlite.__all__} == {*hvdlite._ONLY_IN_TORCH.split()}
+    with pytest.raises(AttributeError, match=r"no attribute 'DistributedOptimizer'; hvdlite\.torch has it$"):
+        hvdlite.DistributedOptimizer  # type: ignore[attr-defined] # noqa: B018

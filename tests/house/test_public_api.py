@@ -70,13 +70,6 @@ def test_another_name_is_an_error_of_the_usual_kind() -> None:
         importlib.import_module("hvdlite").all_reduce  # noqa: B018
 
 
-def test_the_names_that_only_pytorch_has_are_said_to_be_there() -> None:
-    numpy, torch = importlib.import_module("hvdlite"), importlib.import_module("hvdlite.torch")
-    assert {*torch.__all__} - {*numpy.__all__} == {*numpy._ONLY_IN_TORCH.split()}
-    with pytest.raises(AttributeError, match=r"no attribute 'DistributedOptimizer'; hvdlite\.torch has it$"):
-        numpy.DistributedOptimizer  # noqa: B018
-
-
 @pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
 def test_tools_find_the_source_and_the_types_of_every_function(module: str) -> None:
     loaded = importlib.import_module(module)
