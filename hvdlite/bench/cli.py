@@ -69,6 +69,8 @@ class Parsed(click.ParamType[Any]):
 
 
 def report_file(path: str) -> Path:
+    if not path:
+        raise ValueError("the name is empty.")
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"the folder of {path} does not exist; make it first.")
     return Path(path)

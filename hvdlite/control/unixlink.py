@@ -5,8 +5,9 @@ because a wake-up takes longer than most waits. With ZeroMQ, which uses a thread
 takes several times as long (docs/threads.md).
 
 When a process ends, its connection ends, unless a forked child still holds it, and its pidfd becomes readable in any
-case. A process that is stopped (SIGSTOP) stays connected, so its state is read from ``/proc`` while this rank waits. A
-rank whose Python is busy or hung is late, not lost.
+case. A process that is stopped (SIGSTOP) stays connected, so its state is read from ``/proc`` while this rank waits. If
+it is lost for that and goes on later, it reads the `End` that names it. A rank whose Python is busy or hung is late,
+not lost.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class UnixLink(ControlLink):
         self._next_look = 0.0
         self._all: list[_Peer] = []  # without lost ones
         self._peers: dict[int, _Peer] = {}  # the same by descriptor, most of which have two
+        self._stopped: list[_Peer] = []  # lost ones, which read the `End` that names them if they go on
 
     def accept(self, listener: LocalListener, scope: Scope) -> None:
         """At the leader: waits until all others of its host have connected to ``listener``.
@@ -110,6 +112,9 @@ class UnixLink(ControlLink):
         for peer in self._all:
             if not peer.frames.send(frame):
                 self.inbox.await_events(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        for peer in self._stopped:
+            if not peer.frames.send(frame):  # then it sees no more than the end of its connection
+                self._close_peer(peer)
 
     def receive(self) -> Iterator[Received | Lost]:
         for fd, event in self.inbox.ready():
@@ -132,6 +137,7 @@ class UnixLink(ControlLink):
         for peer in self._all:
             while not peer.frames.flush() and not closing.is_over:
                 comes(peer.frames.fileno(), select.POLLOUT, closing.left_s)
+        for peer in self._all + self._stopped:
             self._close_peer(peer)
         self.inbox.close()
 
@@ -166,16 +172,21 @@ class UnixLink(ControlLink):
             elif peer.stopped_at is None:
                 peer.stopped_at = now
             elif now - peer.stopped_at >= self._patience_s:
-                yield self._lose(peer, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
+                self._forget(peer)
+                self._stopped.append(peer)
+                yield Lost(peer.rank, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
 
     def _lose(self, peer: _Peer, cause: str) -> Lost:
+        self._forget(peer)
+        self._close_peer(peer)
+        return Lost(peer.rank, cause)
+
+    def _forget(self, peer: _Peer) -> None:
         for fd in (peer.frames.fileno(), peer.pidfd):
             if self._peers.pop(fd, None) is not None:
                 self.inbox.remove(fd)
         if peer in self._all:
             self._all.remove(peer)
-        self._close_peer(peer)
-        return Lost(peer.rank, cause)
 
     @staticmethod
     def _close_peer(peer: _Peer) -> None:

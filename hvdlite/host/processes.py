@@ -87,6 +87,14 @@ def signal_group(group: int, signum: int) -> bool:
     return True
 
 
+def signal_name(signum: int) -> str:
+    """The name of a signal, as in SIGKILL."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return "unknown"
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()

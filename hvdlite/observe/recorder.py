@@ -169,7 +169,7 @@ class Recorder:
             last_rank,
             late_s,
             first.request.kind,
-            first.name.encode()[:NAME_BYTES],
+            first.name.encode(errors="replace")[:NAME_BYTES],
             index,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
@@ -152,6 +153,7 @@ class Calls(Generic[T]):
 
 _LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # leaves room for the suffixes of groups, messages and gradients
 _LONGEST_OF_GROUP = _LONGEST_NAME - 32  # with an index it is still a valid name
+_SURROGATES = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 
 UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 """For collectives that do not reduce."""
@@ -269,6 +271,8 @@ def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[st
         raise ValueError(f"a tensor's name must be a string of at most {_LONGEST_NAME} characters, not {name!r:.60}")
     if name.startswith("hvdlite."):
         raise ValueError(f"names that begin with 'hvdlite.' are reserved; rename {name!r:.60}")
+    if not name.isascii() and _SURROGATES.search(name):  # JSON would make them one character, and so another name
+        raise ValueError(f"a tensor's name has two surrogates for one character; rename {name!r:.60}")
     return name, True
 
 

@@ -8,6 +8,8 @@ from typing import Final
 
 import click
 
+from ..options.values import PathName
+
 _OURS: Final = re.compile(r"rank_\d+")
 
 
@@ -21,7 +23,7 @@ _OURS: Final = re.compile(r"rank_\d+")
 @click.option(
     "--torch",
     "output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathName(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Write the latest collectives of each rank into this folder, for PyTorch's torchfrtrace.",
 )

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
+from hvdlite.host.processes import signal_name
+
 INTERRUPT_GRACE_S: Final = 5.0  # between SIGINT and SIGTERM
 GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL, if the user wants no other
 START_S: Final = 30.0  # for an agent to start its workers
@@ -172,7 +174,7 @@ class Supervisor:
         rank, pid, code, time, uncertain_s, is_oom, ended_by, agent, last = exit
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
-        how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
+        how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({signal_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
         if agent:  # whatever it did then, and even if it exited with 0: it was not to end yet
@@ -276,10 +278,3 @@ class Supervisor:
 
     def _enter(self, phase: Phase, deadline: float | None) -> None:
         self.phase, self.deadline = phase, deadline
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return "unknown"

@@ -12,6 +12,7 @@ import click
 from ..spawners import SshOptions
 from ..where.hosts import Host, parse_hosts, read_hostfile
 from .gather import gathered
+from .values import PathName
 
 _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 
@@ -75,11 +76,11 @@ def _identity(context: click.Context, parameter: click.Parameter, path: str | No
 
 _OPTIONS: Final = (
     click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Hosts, and the most ranks on each."),
-    click.option("-hostfile", "--hostfile", "hostfile", type=click.Path(), metavar="FILE",
+    click.option("-hostfile", "--hostfile", "hostfile", type=PathName(), metavar="FILE",
                  help="Read hosts from a file, one per line."),
     click.option("-p", "--ssh-port", "ssh_port", type=click.IntRange(1, 65535), metavar="PORT",
                  help="The port of sshd."),
-    click.option("-i", "--ssh-identity-file", "ssh_identity", type=click.Path(), metavar="FILE", callback=_identity,
+    click.option("-i", "--ssh-identity-file", "ssh_identity", type=PathName(), metavar="FILE", callback=_identity,
                  help="The private key for ssh."),
     click.option("--ssh-args", "ssh_arguments", multiple=True, metavar="WORDS", callback=_words,
                  help="More options of ssh, as in --ssh-args '-J gateway'."),

@@ -12,6 +12,7 @@ from ..decisions.plan import Size
 from ..decisions.supervisor import GRACE_S
 from ..nodes.place import Slots
 from .gather import gathered
+from .values import PathName, Seconds
 
 
 class JobOptions(NamedTuple):
@@ -109,18 +110,18 @@ _OF_JOB: Final = (
     click.option("--encrypt-data", "encrypts", is_flag=True, help="Also encrypt tensors that cross a network."),
     click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]",
                  help="Pass on or set an environment variable."),
-    click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
+    click.option("--config-file", "config_file", type=PathName(), metavar="FILE",
                  help="Read flags from a YAML file, as Horovod does."),
     click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
                  help="The rank that reads hvdrun's stdin; rank 0 by default."),
-    click.option("--grace", "grace_s", type=click.FloatRange(0, 86400), default=GRACE_S, show_default=True,
+    click.option("--grace", "grace_s", type=Seconds(0, 86400), default=GRACE_S, show_default=True,
                  metavar="SECONDS", help="How long ranks have between SIGTERM and SIGKILL."),
     click.option("--horovod-compat/--no-horovod-compat", "lends_horovod", default=None,
                  help="Make 'import horovod' mean hvdlite always, or never; else where no Horovod is installed."),
 )  # fmt: skip
 
 _OF_OUTPUT: Final = (
-    click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+    click.option("--output-filename", "folder", type=PathName(), metavar="DIR",
                  help="Also write DIR/rank.N/stdout, stderr and blackbox."),
     click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
                  help="Put the time before every line."),

@@ -10,6 +10,7 @@ import click
 
 from ..nodes.place import Master, NodePlace, parse_master, place_of
 from .gather import gathered
+from .values import PathName
 
 _SECRET: Final = "HVDLITE_SECRET"
 _MOST_BYTES: Final = 1024  # of a file that holds a key
@@ -63,7 +64,7 @@ _OPTIONS: Final = (
                  help="This is node I of a job for which hvdrun is started on every node."),
     click.option("--nnodes", "nodes", type=click.IntRange(1), metavar="N", help="The number of nodes."),
     click.option("--master", "master", metavar="HOST[:PORT]", callback=_master, help="Where node 0 is."),
-    click.option("--secret-file", "secret_file", type=click.Path(), metavar="FILE",
+    click.option("--secret-file", "secret_file", type=PathName(), metavar="FILE",
                  help="The key of all nodes; without it HVDLITE_SECRET."),
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ class Spawner:
 _LOCAL: Final = Spawner(  # a child of hvdrun
     lambda host: is_local(host.name),
     lambda host, options: [sys.executable, *boot_here()],
-    lambda host, said, code: ssh.ended("its agent", said, code),
+    lambda host, said, code: ssh.agent_killed(code) or ssh.ended("its agent", said, code),
     is_remote=False,
 )
 _SRUN: Final = Spawner(

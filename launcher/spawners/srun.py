@@ -17,7 +17,7 @@ from hvdlite.launched_by.slurm import not_of_the_job
 from ..agent.ending.guard import SCHEDULED
 from ..where.hosts import Host
 from .boot import line_elsewhere
-from .ssh import SshOptions, advised, ended
+from .ssh import SshOptions, advised, agent_killed, ended
 
 _OPTIONS: Final = (
     "--overlap",  # the script that runs hvdrun is a step as well
@@ -51,5 +51,5 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
 
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
-    """One line: why srun, or the Python on the node, ended with ``code``, and what to do about it."""
-    return advised(_ADVICE, host, said) or ended("srun", said, code)
+    """One line: why srun, or the agent, ended with ``code``, and what to do about it."""
+    return agent_killed(code) or advised(_ADVICE, host, said) or ended("srun", said, code)

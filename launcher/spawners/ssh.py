@@ -6,9 +6,12 @@ through the connection. ssh uses the first value of an option, so the user's com
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from hvdlite.host.processes import signal_name
 
 from ..where.hosts import Host
 from .boot import line_elsewhere
@@ -60,12 +63,23 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
 
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
-    """One line: why ssh, or the remote Python, ended with ``code``, and what to do about it."""
+    """One line: why ssh, or the agent, ended with ``code``, and what to do about it."""
+    if killed := agent_killed(code):
+        return killed
     if known := advised(_ADVICE, host, said):
         return known
     if code == _NOT_FOUND:
         return "no Python was found there; name one with --remote-python"
     return f"{ended('ssh', said, code)}; try ssh {host.address}"
+
+
+def agent_killed(code: int) -> str:
+    """Which signal killed the agent, by the ``code`` that ssh or srun passes on; empty if none did."""
+    signum = code - 128
+    if signum not in signal.valid_signals():
+        return ""
+    advice = ", possibly out of memory: see 'dmesg' there" if signum == signal.SIGKILL else ""
+    return f"its agent was killed by signal {signum} ({signal_name(signum)}){advice}"
 
 
 def advised(advice: Iterable[tuple[str, str]], host: Host, said: Sequence[str]) -> str:

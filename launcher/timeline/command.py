@@ -9,15 +9,24 @@ from typing import Final
 
 import click
 
+from ..options.values import PathName, Seconds
+
 _OF_RANK: Final = re.compile(r"\.rank\d+$")
+_MOST_S: Final = 1e9  # more than any job runs, and few enough for the numbers of an axis
 
 
 @click.command("timeline", short_help="Join timelines of ranks, and say where the time went.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the joined file goes.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, as SVG.")
-@click.option("--from", "begin_s", type=float, metavar="SECONDS", help="Where the picture begins, from the first span.")
-@click.option("--to", "end_s", type=float, metavar="SECONDS", help="Where the picture ends.")
+@click.argument("files", nargs=-1, required=True, type=PathName(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=PathName(dir_okay=False, path_type=Path), help="Where the joined file goes.")
+@click.option("--picture", type=PathName(dir_okay=False, path_type=Path), help="Draw it, as SVG.")
+@click.option(
+    "--from",
+    "begin_s",
+    type=Seconds(max=_MOST_S),
+    metavar="SECONDS",
+    help="Where the picture begins, from the first span.",
+)
+@click.option("--to", "end_s", type=Seconds(max=_MOST_S), metavar="SECONDS", help="Where the picture ends.")
 def timeline(
     files: tuple[Path, ...], output: Path | None, picture: Path | None, begin_s: float | None, end_s: float | None
 ) -> None:
@@ -30,7 +39,7 @@ def timeline(
     from hvdlite.host.descriptors import write
 
     from .joining import join
-    from .picture import draw
+    from .picture import covered_us, draw
     from .summary import describe
     from .trace import RankTrace, ranks_of, read
 
@@ -56,6 +65,14 @@ def timeline(
         ranks = ranks_of(events)
         click.echo(f"{output} has all of them, for https://ui.perfetto.dev")
     if picture is not None:
+        first, last = covered_us(ranks)
+        whole_s = (last - first) / 1e6
+        begin, end = begin_s or 0.0, whole_s if end_s is None else end_s
+        asked = [f"{flag} {at:g}" for flag, at in (("--from", begin_s), ("--to", end_s)) if at is not None]
+        if asked and not 0.0 <= begin < min(end, whole_s):
+            raise click.UsageError(
+                f"{' '.join(asked)} has nothing to draw: the timeline covers 0 to {whole_s:g} seconds."
+            )
         write(picture, draw(ranks, begin_s, end_s).encode())
         click.echo(f"{picture} shows it")
     for line in describe(ranks):

@@ -37,13 +37,19 @@ _MEANINGS: Final = {
 }
 
 
-def draw(traces: Sequence[RankTrace], begin_s: float | None = None, end_s: float | None = None) -> str:
-    """Returns the text of an SVG file of what ran between two times, in seconds since the first span."""
+def covered_us(traces: Sequence[RankTrace]) -> tuple[float, float]:
+    """Returns when the first span began and when a picture of all of ``traces`` ends, by their clock."""
     first = first_us(traces)
     ends = [end for trace in traces for batch in trace.batches.values() for _, end in batch.spans.values()]
-    last = max(ends, default=first + 1.0)
+    last = max([first + 1.0, *ends])
     if waits := [wait.since for trace in traces for wait in trace.waits.values()]:
         last = max(last, *(trace.until for trace in traces), max(waits) + _SHOWN_WAIT * (max(waits) - first) + 1.0)
+    return first, last
+
+
+def draw(traces: Sequence[RankTrace], begin_s: float | None = None, end_s: float | None = None) -> str:
+    """Returns the text of an SVG file of what ran between two times, in seconds since the first span."""
+    first, last = covered_us(traces)
     begin = first if begin_s is None else first + begin_s * 1e6
     end = last if end_s is None else first + end_s * 1e6
     canvas = _Canvas(traces, begin, max(end, begin + 1.0), first)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ..options.values import PathName
+
 if TYPE_CHECKING:
     from .rows import Viewer
 
@@ -30,7 +32,7 @@ _ADVICE: Final = "hvdrun: for a view that stays in place: pip install 'hvdlite[o
 @click.argument("pid", type=int, required=False)
 @click.option("--once", "is_once", is_flag=True, help="Show one view, and end.")
 @click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text, one line a view.")
-@click.option("--svg", "svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw one view into this file.")
+@click.option("--svg", "svg", type=PathName(dir_okay=False, path_type=Path), help="Draw one view into this file.")
 def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None:
     """Show what each rank of a running job does: how fast, who waits for whom, on which collective.
 

@@ -126,3 +126,11 @@ def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
         process.kill()
     with pytest.raises(CannotStart, match="cannot start on b: ssh was ended by signal 9"):
         agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})
+
+
+def test_an_agent_that_is_killed_is_named_and_not_the_ssh_that_carried_it(agents: Agents) -> None:
+    agents.connect(parse_hosts("a,b"))
+    (agent,) = psutil.Process(agents.links["b"].way.pid).children()  # of its guard, which the stand-in for ssh becomes
+    agent.kill()
+    with pytest.raises(CannotStart, match=r"cannot start on b: its agent was killed by signal 9 \(SIGKILL\), possibly"):
+        agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})

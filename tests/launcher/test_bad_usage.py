@@ -94,6 +94,19 @@ BAD = {
     "unset variable": (["-np", "1", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE=VALUE"),
     "no variable": (["-np", "1", "-x", "1=2", "true"], "is not NAME or NAME=VALUE"),
     "bad setting": (["-np", "1", "-x", "HVDLITE_PLANE=fast", "true"], "HVDLITE_PLANE='fast' must be one of"),
+    "a grace period that is no number": (["-np", "2", "--grace", "nan", "true"], "'--grace': nan is not a number of"),
+    "an endless grace period": (["-np", "2", "--grace", "inf", "true"], "'--grace': inf is not in the range"),
+    **{
+        f"{option} without a name": (words, f"'{option}': the name is empty.")
+        for option, words in {
+            "--output-filename": ["-np", "1", "--output-filename", "", "true"],
+            "--config-file": ["-np", "1", "--config-file", "", "true"],
+            "--secret-file": ["-np", "1", "--secret-file", "", "true"],
+            "--torch": ["blackbox", "--torch", ""],
+            "--svg": ["top", "--svg", ""],
+            "--picture": ["timeline", "notes", "--picture", ""],
+        }.items()
+    },
     "log folder is a file": (["-np", "1", "--output-filename", "notes", "true"], "notes cannot be used"),
 }
 

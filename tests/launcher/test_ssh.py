@@ -65,6 +65,9 @@ def test_an_agent_elsewhere_finds_the_package_that_its_python_has(tmp_path: Path
         ("hvdlite is not installed for /usr/bin/python3", 1, "name the Python that has it with --remote-python"),
         ("sh: 1: exec: python3: not found", 127, "no Python was found there; name one with --remote-python"),
         ("something else.", 3, "ssh ended with code 3: something else; try ssh me@far"),
+        ("", 137, "its agent was killed by signal 9 (SIGKILL), possibly out of memory: see 'dmesg' there"),
+        ("the cable timed out", 143, "its agent was killed by signal 15 (SIGTERM)"),
+        ("something else.", 255, "ssh ended with code 255: something else; try ssh me@far"),
         ("bye", -9, "ssh was ended by signal 9: bye; try ssh me@far"),
     ],
 )

@@ -72,6 +72,7 @@ def alone() -> Any:
         (lambda: hvd.broadcast(np.ones(3), 0.5), "root_rank 0.5 is not a rank"),
         (lambda: hvd.allreduce(np.ones(3), name=5), "name must be a string of at most 4032 characters, not 5"),
         (lambda: hvd.allreduce(np.ones(3), name="x" * 5000), "name must be a string of at most 4032"),
+        (lambda: hvd.allreduce(np.ones(3), name="\ud83d\ude00"), "two surrogates for one character; rename '.ud83d"),
         (lambda: hvd.allreduce(np.ones(3), prescale_factor=float("nan")), "not a number"),
         (lambda: hvd.allreduce_(np.frombuffer(b"12345678")), "read-only"),
         (lambda: hvd.broadcast_(np.broadcast_to(np.ones(1), (1,)), 0), "read-only"),
@@ -146,7 +147,7 @@ def test_splits_that_do_not_fit_are_refused_at_the_call() -> None:
 def _longest_names() -> str:
     hvd.init()
     peer = 1 - hvd.rank()
-    for name in ("x" * 4032, "é" * 4032):
+    for name in ("x" * 4032, "é" * 4032, "\udc80" * 4032):  # the last as in names of files
         hvd.grouped_allreduce([np.ones(2), np.ones(3)], name=name)
         handle = hvd.send_async(np.ones(2), peer, name=name)
         hvd.recv(np.ones(2), peer, name=name)

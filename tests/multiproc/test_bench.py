@@ -63,6 +63,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--train", "keras", "--registered"], "--registered means nothing with --train"),
         (["--train", "jax"], "'torch', 'keras'"),
         (["--json", "no/such/folder/file"], "no/such/folder"),
+        (["--markdown", ""], "the name is empty"),
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "gloo,impi"], "cannot compare with 'impi'; choose from gloo, nccl; 'python -m benchmarks'"),
         (["--compare", "nccl"], "add --device cuda"),

@@ -105,6 +105,20 @@ def test_a_stopped_rank_is_lost_and_a_short_stop_is_not(hosts: str) -> None:
     assert (survivor.error, survivor.details.get("rank")) == ("PeerLost", 1)
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_stopped_rank_that_goes_on_reports_what_the_others_have_reported(victim: int) -> None:
+    others = [rank for rank in range(3) if rank != victim]
+    with ProcessRanks(3, _busy, environ={"HVDLITE_PEER_TIMEOUT": "1"}) as ranks:
+        ranks.wait_for("running")
+        ranks.send_signal(victim, signal.SIGSTOP)
+        ranks.wait_for_end(*others)
+        ranks.send_signal(victim, signal.SIGCONT)
+        outcomes = ranks.join()
+    assert {(outcome.error, outcome.details.get("rank")) for outcome in outcomes} == {("PeerLost", victim)}
+    for rank in (others[0], victim):
+        assert "has been stopped for 1." in outcomes[rank].message
+
+
 def _hang(seconds: int) -> str:
     hvd.init()
     hvd.allreduce(np.ones(3), name="first")

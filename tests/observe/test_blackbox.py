@@ -71,6 +71,14 @@ def test_the_box_says_what_the_killed_rank_did(tmp_path: Path, ranks: int, culpr
     assert re.fullmatch(rf"\|   called by <module>, {script}:\d+", said[3])
 
 
+def test_the_box_has_batches_of_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    program = 'hvd.init(); hvd.allreduce(np.ones(3), name="a\\udc80"); die(kill)\n'
+    ended = run("-np", "1", sys.executable, str(_script(tmp_path, _JOB + program)))
+    assert ended.returncode == 137, ended.stderr
+    assert "it finished batch 1 ('a?'), the last of 1" in "\n".join(_box(ended.stderr))
+    assert "ERROR" not in ended.stderr
+
+
 def test_a_rank_that_was_killed_while_it_waited_is_said_to_have_waited(tmp_path: Path) -> None:
     """In a folder whose name a terminal would obey."""
     (folder := tmp_path / "\x1b]0;title\x07\nhvdrun: all is well").mkdir()

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hvdlite.blackbox.format import printable
+from hvdlite.launcher.cli import main
 from hvdlite.launcher.timeline.picture import draw
 from hvdlite.launcher.timeline.trace import Batch, RankTrace
 from tests.launcher.hvdrun import run
@@ -58,15 +59,45 @@ def test_it_is_an_svg_file_whatever_there_is(trace: RankTrace) -> None:
     assert f"rank 0 on {printable(trace.host)}" in [text.text for text in root.iter(f"{_SVG}text")]
 
 
-def test_hvdrun_draws_a_timeline(tmp_path: Path) -> None:
+def _written(folder: Path) -> str:
+    """A timeline of one rank, with one batch that moved for 10 µs."""
     span = {"ph": "X", "pid": 0, "tid": 1, "name": "ALLREDUCE", "cat": "move", "ts": 5.0, "dur": 10.0}
     args = {"set": 0, "batch": 1, "tensors": [["w\x1b", "float32", [2], None, 1.0]]}
     head = {"host": "here", "clock": "c", "clock_us": 0, "epoch_us": 0}
-    (tmp_path / "t.json").write_text(
-        json.dumps([{"name": "hvdlite", "ph": "M", "pid": 0, "args": head}, {**span, "args": args}])
-    )
-    ended = run("timeline", str(tmp_path / "t.json"), "--picture", str(tmp_path / "t.svg"))
+    events = [{"name": "hvdlite", "ph": "M", "pid": 0, "args": head}, {**span, "args": args}]
+    (folder / "t.json").write_text(json.dumps(events))
+    return str(folder / "t.json")
+
+
+def test_hvdrun_draws_a_timeline(tmp_path: Path) -> None:
+    ended = run("timeline", _written(tmp_path), "--picture", str(tmp_path / "t.svg"))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{tmp_path}/t.svg shows it" in ended.stdout
     assert _drawn((tmp_path / "t.svg").read_text()) == (["move 0.010 ms: ALLREDUCE of w?"], 0)
     assert "  w?, float32 2" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from", "nan"], "'--from': nan is not a number of seconds."),
+        (["--to", "1e308"], "'--to': 1e+308 is not in the range"),
+        (["--from", "5", "--to", "1"], "--from 5 --to 1 has nothing to draw: the timeline covers 0 to 1e-05 seconds."),
+        (["--from", "1"], "--from 1 has nothing to draw: the timeline covers 0 to 1e-05 seconds."),
+        (["--from", "-1"], "--from -1 has nothing to draw: the timeline covers 0 to 1e-05 seconds."),
+        (["--to", "0"], "--to 0 has nothing to draw: the timeline covers 0 to 1e-05 seconds."),
+    ],
+)
+def test_a_time_without_anything_to_draw_is_refused(
+    words: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["timeline", _written(tmp_path), "--picture", str(tmp_path / "t.svg"), *words]) == 2
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert message in shown.err
+    assert not (tmp_path / "t.svg").exists()
+
+
+def test_a_picture_may_end_after_the_timeline(tmp_path: Path) -> None:
+    assert main(["timeline", _written(tmp_path), "--picture", str(tmp_path / "t.svg"), "--to", "1e9"]) == 0
+    ElementTree.fromstring((tmp_path / "t.svg").read_text())

@@ -137,7 +137,7 @@ class CompiledKernels:
                 if self._output(context, index, memory.tensor):
                     raise RuntimeError(f"result {index} is not of the type that the graph expects")
         except BaseException as error:
-            self._fail(context, code_of(error), str(error).encode())
+            self._fail(context, code_of(error), str(error).encode(errors="replace"))
 
     def _empty(self, shape: Sequence[int], number: int, dtype: ElementType) -> Memory:
         nbytes, data = math.prod(shape) * dtype.itemsize, c_void_p()

@@ -93,7 +93,7 @@ class Failing:
             if not c.TF_GetCode(status):
                 settle(c_int64.from_address(c.TF_TensorData(ticket)).value)
         except BaseException as error:
-            c.TF_SetStatus(status, code_of(error), str(error).encode())
+            c.TF_SetStatus(status, code_of(error), str(error).encode(errors="replace"))
         finally:
             if ticket:
                 c.TF_DeleteTensor(ticket)

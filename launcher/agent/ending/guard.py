@@ -28,6 +28,8 @@ _OF_SCHEDULERS: Final = frozenset(
 def fork_guarded(*, is_scheduled: bool = False) -> int | None:
     """Forks and returns in the child; this process becomes its guard and exits when nothing is left.
 
+    The exit code of the guard is the agent's, or 128 and the number of the signal that killed the agent.
+
     If the agent ``is_scheduled``, signals of the scheduler do not end the guard. Then it returns a descriptor, which
     yields their numbers as bytes.
     """
@@ -68,7 +70,7 @@ def _guard(agent: int, signals: frozenset[signal.Signals], written: int | None) 
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os.wait()  # its own children are ours now
-    return code & 0xFF
+    return code if code >= 0 else 128 - code
 
 
 def _reap() -> dict[int, int]:
