@@ -39,15 +39,15 @@ class Tunnel:
     def __init__(self, loop: Loop, send: Callable[[Open | Data | Close], None]) -> None:
         self._loop, self._send = loop, send
         self._channels: dict[int, _Channel] = {}
-        self._entrances: list[Listener] = []
+        self._listeners: list[Listener] = []
         self._numbers = itertools.count()
         self._is_held = False
 
     def listen(self, name: str, service: str) -> None:
         """Accepts connections to the abstract socket ``name`` for ``service``. Raises OSError if the name is taken."""
-        entrance = Listener.within_host(name)
-        self._entrances.append(entrance)
-        self._loop.watch(entrance.fileno(), partial(self._accept, entrance, service))
+        listener = Listener.within_host(name)
+        self._listeners.append(listener)
+        self._loop.watch(listener.fileno(), partial(self._accept, listener, service))
 
     def open(self, channel: int, name: str | None) -> None:
         """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
@@ -81,15 +81,15 @@ class Tunnel:
 
     def shut(self) -> None:
         """Closes everything."""
-        for entrance in self._entrances:
-            self._loop.unwatch(entrance.fileno())
-            entrance.close()
-        self._entrances.clear()
+        for listener in self._listeners:
+            self._loop.unwatch(listener.fileno())
+            listener.close()
+        self._listeners.clear()
         for channel in tuple(self._channels):
             self.close(channel)
 
-    def _accept(self, entrance: Listener, service: str) -> None:
-        if (connection := entrance.accept()) is None:
+    def _accept(self, listener: Listener, service: str) -> None:
+        if (connection := listener.accept()) is None:
             return
         channel = next(self._numbers)
         if len(self._channels) < MAX_CHANNELS:

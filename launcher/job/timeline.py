@@ -49,9 +49,9 @@ class Timeline:
         self._size = size
         self._say = say
         self._file: JsonArrayFile | None = JsonArrayFile(path)
-        entrance = Listener.within_host(f"hvdlite-{job.name}-timeline-{secrets.token_hex(4)}")
-        self.address = name_of(entrance)
-        self._server = QueryServer(entrance, job.key("timeline"), MOST_BYTES + _HEAD_BYTES)
+        listener = Listener.within_host(f"hvdlite-{job.name}-timeline-{secrets.token_hex(4)}")
+        self.address = name_of(listener)
+        self._server = QueryServer(listener, job.key("timeline"), MOST_BYTES + _HEAD_BYTES)
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._due = 0.0

@@ -142,10 +142,10 @@ class Monitor:
         self._timer = loop.at(None, lambda: self.tick(time.monotonic()))
         self._folder = -1
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        self._entrance: Listener | None = None
+        self._listener: Listener | None = None
         with suppress(OSError):
-            self._entrance = self._listen()
-            loop.watch(self._entrance.fileno(), self._accept)
+            self._listener = self._listen()
+            loop.watch(self._listener.fileno(), self._accept)
 
     @property
     def deadline(self) -> float | None:
@@ -164,10 +164,10 @@ class Monitor:
 
     def close(self, code: int | None = None) -> None:
         """Hangs up, after word of the job's exit code, if it has ended, and leaves nothing behind."""
-        if self._entrance is not None:
-            self._loop.unwatch(self._entrance.fileno())
-            self._entrance.close()
-            self._entrance = None
+        if self._listener is not None:
+            self._loop.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder)
         if self._folder >= 0:
@@ -192,7 +192,7 @@ class Monitor:
         raise FileNotFoundError
 
     def _accept(self) -> None:
-        sock = self._entrance.accept() if self._entrance is not None else None
+        sock = self._listener.accept() if self._listener is not None else None
         if sock is None:
             return
         self.tick(time.monotonic())  # which forgets those who are gone

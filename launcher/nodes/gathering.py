@@ -63,10 +63,10 @@ class Gathering:
         self._thread: threading.Thread | None = None
         key = key_of(secret)
         path_of_libcrypto()  # no node could be let in
-        entrance = _listen(place)
+        listener = _listen(place)
         self._poller, self._wake = Poller(), Wake()
         self._poller.set(self._wake.fd, select.POLLIN, lambda _: self._wake.clear())
-        self._lobby = Lobby(self._poller, entrance, lambda: Callee(key, 0, 0, 0), self._admit)
+        self._lobby = Lobby(self._poller, listener, lambda: Callee(key, 0, 0, 0), self._admit)
 
     @property
     def name(self) -> str:

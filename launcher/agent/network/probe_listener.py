@@ -55,17 +55,17 @@ class ProbeListener:
         self._lifetime = Scope.of(lifetime_s)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
-        self._entrances: list[Listener] = []
+        self._listeners: list[Listener] = []
         self.port_by_address: dict[str, int] = {}
         self.problems: dict[str, str] = {}
         for address in addresses:
             try:
-                entrance = _listen(address, ports)
+                listener = _listen(address, ports)
             except OSError as error:
                 self.problems[address] = error.strerror or str(error)
                 continue
-            self._entrances.append(entrance)
-            self.port_by_address[address] = int(entrance.name()[1])
+            self._listeners.append(listener)
+            self.port_by_address[address] = int(listener.name()[1])
         self._stop, self._stopped = socket.socketpair()
         self._selector.register(self._stopped, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="hvdrun-probe", daemon=True)
@@ -89,8 +89,8 @@ class ProbeListener:
             self._drop_the_silent()
         for held in (*self._connections, self._stopped):
             held.close()
-        for entrance in self._entrances:
-            entrance.close()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
 
     def _serve(self, ready: socket.socket | Listener) -> None:
@@ -99,8 +99,8 @@ class ProbeListener:
         elif ready in self._connections and not self._connections[ready].receive():
             self._drop(ready)
 
-    def _admit(self, entrance: Listener) -> None:
-        if (accepted := entrance.accept()) is None:
+    def _admit(self, listener: Listener) -> None:
+        if (accepted := listener.accept()) is None:
             return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -122,13 +122,13 @@ class ProbeListener:
             self._resume_accepting()
 
     def _resume_accepting(self) -> None:
-        for entrance in self._entrances:
-            self._selector.register(entrance, selectors.EVENT_READ)
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def _pause_accepting(self) -> None:
         """Leaves further callers in the kernel's queue while the limit is reached."""
-        for entrance in self._entrances:
-            self._selector.unregister(entrance)
+        for listener in self._listeners:
+            self._selector.unregister(listener)
 
 
 class _Connection:
