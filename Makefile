@@ -51,7 +51,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native test-agreement wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -149,9 +149,13 @@ forms: $(VENV)/.for-development ## write the forms of all collectives from their
 
 native: $(LIBRARY) ## build the native library in place
 
-test-native: ## run the native tests under ASan with UBSan, and under TSan
+test-native: ## run the native tests under ASan with UBSan and under TSan, and long explorations
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=thread
+	$(MAKE) --no-print-directory -C native explore EXPLORE=long
+
+test-agreement: ## run the agreement of ranks in all orders of its accesses to shared memory
+	$(MAKE) --no-print-directory -C native explore
 
 wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 	rm -rf build/lib* dist

@@ -1,9 +1,31 @@
 #include "kernels/spin.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 namespace hvd {
+namespace {
+
+// The kernel takes the address of the plain word inside the atomic; the two have one representation.
+uint32_t* word_of(std::atomic<uint32_t>* atomic) noexcept {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return reinterpret_cast<uint32_t*>(atomic);
+}
+
+}  // namespace
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, int64_t until_ns) noexcept {
+  const timespec until = {static_cast<time_t>(until_ns / 1'000'000'000), static_cast<long>(until_ns % 1'000'000'000)};
+  syscall(SYS_futex, word_of(word), FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+void futex_wake_all(std::atomic<uint32_t>* word) noexcept {
+  syscall(SYS_futex, word_of(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 int64_t monotonic_ns() noexcept {
   timespec now;

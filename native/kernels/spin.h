@@ -7,6 +7,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "hvdlite.h"
@@ -29,6 +30,11 @@ inline void note_wait(hvd_spin* spin, bool is_spin_enough) noexcept {
 int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noexcept;
 
 int64_t monotonic_ns() noexcept;
+
+// Sleeps while `*word` is `seen`, until woken, interrupted, or `until_ns` on the monotonic clock. The word may be in
+// memory that several processes share.
+void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, int64_t until_ns) noexcept;
+void futex_wake_all(std::atomic<uint32_t>* word) noexcept;
 
 // How a rank waits: it spins, then sleeps, and gives up once nothing has moved for `timeout_ns`.
 struct Patience {

@@ -1,12 +1,5 @@
 #include "shm/memory/gate.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 namespace hvd::shm {
 namespace {
 
@@ -16,18 +9,6 @@ inline void pause() noexcept {
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");  // yields longer than `yield` does on most cores
 #endif
-}
-
-// The kernel takes the address of the plain word inside the atomic; the two have one representation.
-uint32_t* word_of(std::atomic<uint32_t>* atomic) noexcept {
-  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
-  return reinterpret_cast<uint32_t*>(atomic);
-}
-
-// Sleeps while `*bell` is `seen`, until woken, interrupted, or `until_ns` on the monotonic clock.
-void futex_wait(std::atomic<uint32_t>* bell, uint32_t seen, int64_t until_ns) noexcept {
-  const timespec until = {static_cast<time_t>(until_ns / 1'000'000'000), static_cast<long>(until_ns % 1'000'000'000)};
-  syscall(SYS_futex, word_of(bell), FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
 }  // namespace
@@ -43,7 +24,7 @@ void Gate::ring() noexcept {
   // Sequentially consistent: a waiter that reads the new bell also sees whatever it was rung for, and one that read the
   // old bell is refused by the kernel or woken below.
   bell_.fetch_add(1, std::memory_order_seq_cst);
-  syscall(SYS_futex, word_of(&bell_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  futex_wake_all(&bell_);
 }
 
 hvd_status Gate::wait(uint64_t count, Patience* patience, const std::atomic<uint32_t>& aborted) noexcept {

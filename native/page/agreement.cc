@@ -1,0 +1,214 @@
+#include "page/agreement.h"
+
+#include <algorithm>
+
+namespace hvd::page {
+namespace {
+
+// An entry has the number of closings before it, modulo this. A page is opened only once all ranks have applied its
+// closing, so an entry that a rank reads is at most one closing behind it or ahead of it.
+constexpr uint32_t kEpochs = 4, kAhead = 1, kBehind = 3;
+
+constexpr uint32_t kEpochBits = 2, kEpochMask = kEpochs - 1, kBlank = kEpochs;
+
+constexpr uint32_t entry_of(Submission submission, uint32_t closings) noexcept {
+  return static_cast<uint32_t>(submission.name) << (kEpochBits + 1) | (submission.is_blank ? kBlank : 0) |
+         (closings & kEpochMask);
+}
+
+}  // namespace
+
+Agreement::Agreement(Page& page, int32_t rank)
+    : page_(page),
+      geometry_(page.geometry()),
+      own_(rank),
+      read_(geometry_.size),
+      waiting_(static_cast<size_t>(geometry_.names) * geometry_.size),
+      holders_(geometry_.names),
+      ready_(geometry_.words()),
+      decision_(2 * static_cast<size_t>(geometry_.words())) {}
+
+hvd_status Agreement::submit(const Submission* submissions, uint64_t count) noexcept {
+  const uint32_t names = static_cast<uint32_t>(geometry_.names);
+  if (!is_open_ || std::any_of(submissions, submissions + count, [=](Submission each) { return each.name >= names; })) {
+    return HVD_INVALID;
+  }
+  for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], closings_));
+  submitted_ += count;
+  page_.line(own_).submitted.store(submitted_);
+  fence();  // before this rank reads what the others have submitted
+  return HVD_OK;
+}
+
+void Agreement::announce(uint32_t messages) noexcept {
+  page_.line(own_).messages.store(messages);
+  fence();
+}
+
+void Agreement::request_closing() noexcept {
+  page_.line(own_).closings.store(closings_ + 1);
+  fence();
+}
+
+// Reads what all ranks have published.
+hvd_status Agreement::scan() noexcept {
+  wants_closing_ = has_message_ = false;
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    Line& line = page_.line(rank);
+    const uint64_t submitted = line.submitted.load();
+    if (submitted - read_[rank] > geometry_.ring_length()) return HVD_INVALID;
+    for (uint64_t& number = read_[rank]; number != submitted; ++number) {
+      const uint32_t entry = page_.entry(rank, number).get(), name = entry >> (kEpochBits + 1);
+      if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
+      const uint32_t epoch = (entry - closings_) & kEpochMask;
+      if (epoch == kAhead) break;  // read again after the closing
+      if (epoch == kBehind) continue;
+      if (epoch != 0) return HVD_INVALID;
+      const bool is_blank = (entry & kBlank) != 0;
+      Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
+      if (waiting.count == 2) return HVD_INVALID;
+      if (++waiting.count == 2) {
+        waiting.is_second_blank = is_blank;
+      } else {
+        waiting.is_first_blank = is_blank;
+        if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) ready_[name / 64] |= uint64_t{1} << name % 64;
+      }
+    }
+    if (line.closings.load() == closings_ + 1) wants_closing_ = true;
+  }
+  if (page_.line(0).messages.load() != messages_) has_message_ = true;
+  return HVD_OK;
+}
+
+Kind Agreement::kind_due() const noexcept {
+  if (has_message_) return Kind::kMessage;
+  if (wants_closing_) return Kind::kClose;
+  const bool is_ready = std::any_of(ready_.begin(), ready_.end(), [](uint64_t word) { return word != 0; });
+  return is_ready ? Kind::kTensors : Kind::kNone;
+}
+
+// True once the words and proposals that decision `decided_` reuses have been read by all ranks.
+bool Agreement::has_room() noexcept {
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    if (page_.line(rank).applied.load() + 1 < decided_) return false;
+  }
+  return true;
+}
+
+void Agreement::propose(Kind kind, uint64_t* found) noexcept {
+  if (kind == Kind::kTensors) {
+    for (int32_t word = 0; word < geometry_.words(); ++word) page_.bits(own_, decided_, word).set(ready_[word]);
+  }
+  page_.head(own_, decided_).set(static_cast<uint64_t>(kind));
+  const uint64_t won = (decided_ + 1) << 16 | static_cast<uint64_t>(own_);
+  if (page_.header().decisions[decided_ % 2].replace(found, won)) {
+    *found = won;
+    wake_sleepers();
+  }
+}
+
+void Agreement::wake_sleepers() noexcept {
+  fence();  // before this rank reads who sleeps
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    Line& line = page_.line(rank);
+    if (rank == own_ || line.is_asleep.load() == 0) continue;
+    line.bell.increment();
+    line.bell.wake();
+  }
+}
+
+hvd_status Agreement::next(Decision* decision) noexcept {
+  decision->kind = Kind::kNone;
+  if (!is_open_) return HVD_OK;
+  uint64_t found = page_.header().decisions[decided_ % 2].load();
+  if (!is_own(found)) {
+    if (hvd_status status = scan()) return status;
+    const Kind kind = kind_due();
+    if (kind == Kind::kNone || !has_room()) return HVD_OK;
+    propose(kind, &found);
+  }
+  return is_own(found) ? apply(static_cast<int32_t>(found & 0xffff), decision) : HVD_INVALID;
+}
+
+hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
+  if (winner >= geometry_.size) return HVD_INVALID;
+  const uint64_t kind = page_.head(winner, decided_).get();
+  switch (static_cast<Kind>(kind)) {
+    case Kind::kTensors:
+      if (hvd_status status = take_tensors(winner)) return status;
+      decision->tensors = decision_.data();
+      decision->blanks = decision_.data() + geometry_.words();
+      break;
+    case Kind::kMessage:
+      ++messages_;
+      break;
+    case Kind::kClose:
+      close();
+      break;
+    default:
+      return HVD_INVALID;
+  }
+  decision->kind = static_cast<Kind>(kind);
+  ++decided_;
+  page_.line(own_).applied.store(decided_);
+  fence();  // before this rank reads what the others have submitted
+  return HVD_OK;
+}
+
+hvd_status Agreement::take_tensors(int32_t winner) noexcept {
+  if (hvd_status status = scan()) return status;  // at least what the winner had read
+  for (int32_t word = 0; word < geometry_.words(); ++word) {
+    const uint64_t tensors = page_.bits(winner, decided_, word).get();
+    if ((tensors & ~ready_[word]) != 0) return HVD_INVALID;
+    uint64_t blanks = 0;
+    for (uint64_t left = tensors; left != 0; left &= left - 1) {
+      const uint64_t bit = left & -left;
+      const uint32_t name = static_cast<uint32_t>(64 * word + __builtin_ctzll(left));
+      if (take(name)) blanks |= bit;
+      if (holders_[name] != static_cast<uint32_t>(geometry_.size)) ready_[word] &= ~bit;
+    }
+    decision_[word] = tensors;
+    decision_[geometry_.words() + word] = blanks;
+  }
+  return HVD_OK;
+}
+
+// Takes the first submit of each rank, which is the same on all ranks. True if no rank has a value.
+bool Agreement::take(uint32_t name) noexcept {
+  Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
+  int32_t blanks = 0;
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    blanks += waiting[rank].is_first_blank;
+    waiting[rank].is_first_blank = waiting[rank].count == 2 && waiting[rank].is_second_blank;
+    if (--waiting[rank].count == 0) --holders_[name];
+  }
+  return blanks == geometry_.size;
+}
+
+hvd_status Agreement::open(uint32_t messages) noexcept {
+  messages_ = messages;
+  is_open_ = true;
+  return scan();  // past all entries from before the closing
+}
+
+void Agreement::close() noexcept {
+  ++closings_;
+  is_open_ = false;
+  std::fill(waiting_.begin(), waiting_.end(), Waiting{});
+  std::fill(holders_.begin(), holders_.end(), 0u);
+  std::fill(ready_.begin(), ready_.end(), uint64_t{0});
+}
+
+hvd_status Agreement::sleep(int64_t until_ns) noexcept {
+  Line& line = page_.line(own_);
+  const uint32_t seen = line.bell.load();
+  line.is_asleep.store(1);
+  fence();  // before the last look at the decision
+  Header& header = page_.header();
+  const bool is_aborted = header.aborted.load() != 0;
+  if (!is_aborted && !is_own(header.decisions[decided_ % 2].load())) line.bell.sleep(seen, until_ns);
+  line.is_asleep.store(0);
+  return header.aborted.load() != 0 ? HVD_ABORTED : HVD_OK;
+}
+
+}  // namespace hvd::page

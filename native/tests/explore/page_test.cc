@@ -1,0 +1,256 @@
+// The agreement of ranks (page/agreement.h) in all orders of its accesses, and with everything that they may read.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "page/agreement.h"
+#include "tests/check.h"
+#include "tests/explore/explorer.h"
+
+namespace hvd::page {
+
+struct Digest {
+  static uint64_t of(const Agreement& agreement) {
+    uint64_t hash = mix(agreement.submitted_, agreement.decided_);
+    hash = mix(mix(hash, agreement.closings_), agreement.messages_);
+    hash = mix(hash, agreement.is_open_);
+    for (uint64_t read : agreement.read_) hash = mix(hash, read);
+    for (const auto& each : agreement.waiting_) {
+      hash = mix(hash, each.count | each.is_first_blank << 2 | (each.count == 2 && each.is_second_blank) << 3);
+    }
+    return hash;
+  }
+  static uint64_t mix(uint64_t hash, uint64_t value) { return explore::mix(hash, value); }
+};
+
+namespace {
+
+constexpr int kMostRanks = 3, kMostNames = 4, kMostDecisions = 32;
+
+struct Case {
+  int ranks, names, rounds;
+  int stale = explore::kAny;
+  int preemptions = explore::kAny;
+  int crashes = 0;
+  bool has_message = false;  // the root announces one
+  bool has_closing = false;  // the last rank wants one, and the root opens the page again
+};
+
+// One case, and what happens in one run of it, seen from outside.
+struct World {
+  explicit World(const Case& of) : plan(of), geometry{of.ranks, kMostNames}, memory(geometry.bytes() + 128) {
+    void* start = memory.data();
+    size_t room = memory.size();
+    base = std::align(128, geometry.bytes(), start, room);
+  }
+
+  void begin() {
+    page = std::make_unique<Page>();
+    page->adopt(base, geometry);
+    agreements.clear();
+    for (int rank = 0; rank < plan.ranks; ++rank) agreements.push_back(std::make_unique<Agreement>(*page, rank));
+    std::memset(submits, 0, sizeof submits);
+    std::memset(runs, 0, sizeof runs);
+    std::memset(taken, 0, sizeof taken);
+    std::memset(messages, 0, sizeof messages);
+    std::memset(closings, 0, sizeof closings);
+    decided = 0;
+  }
+
+  void run(int rank) {
+    if (plan.has_message && rank == 0) agreements[0]->announce(1);
+    for (int round = 0; round < plan.rounds; ++round) {
+      for (int i = 0; i < plan.names; ++i) {
+        const int name = (i + rank) % plan.names;  // each rank in another order
+        ++submits[rank][name];
+        submit(rank, name);
+        while (take(rank)) {
+        }
+      }
+      if (plan.has_closing && rank == plan.ranks - 1 && round == 0) agreements[rank]->request_closing();
+      while (is_waiting(rank)) {
+        if (take(rank)) continue;
+        if (agreements[rank]->sleep(0) == HVD_ABORTED) return;
+        settle(rank);
+      }
+    }
+  }
+
+  void submit(int rank, int name) {
+    const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name])};
+    if (agreements[rank]->submit(&submission, 1) != HVD_OK) explore::fail("submit is refused");
+    settle(rank);
+  }
+
+  // In each second round no rank has a value for name 0, and rank 0 has none in the others.
+  static bool is_blank(int rank, int name, int round) { return name == 0 && (round % 2 == 0 || rank == 0); }
+
+  bool is_waiting(int rank) const {
+    if (messages[rank] < plan.has_message || closings[rank] < plan.has_closing) return true;
+    return !std::equal(submits[rank], submits[rank] + plan.names, runs[rank]);
+  }
+
+  // Takes the next decision; false if there is none.
+  bool take(int rank) {
+    Decision decision;
+    if (agreements[rank]->next(&decision) != HVD_OK) explore::fail("next is refused");
+    if (decision.kind == Kind::kNone) {
+      settle(rank);
+      return false;
+    }
+    const uint64_t tensors = decision.kind == Kind::kTensors ? decision.tensors[0] : 0;
+    const uint64_t record = tensors << 8 | static_cast<uint64_t>(decision.kind);
+    const int number = taken[rank]++;
+    if (number == decided) {
+      log[decided++] = record;
+    } else if (log[number] != record) {
+      explore::fail("ranks differ in decision " + std::to_string(number));
+    }
+    for (int name = 0; name < kMostNames; ++name) {
+      if (!(tensors >> name & 1)) continue;
+      ++runs[rank][name];
+      if ((decision.blanks[0] >> name & 1) != (name == 0 && runs[rank][name] % 2 == 0))
+        explore::fail("a value is lost");
+      for (int other = 0; other < plan.ranks; ++other) {
+        if (submits[other][name] < runs[rank][name]) explore::fail("a tensor runs that some rank has not submitted");
+      }
+    }
+    messages[rank] += decision.kind == Kind::kMessage;
+    settle(rank);
+    if (decision.kind == Kind::kClose) reopen(rank);
+    return true;
+  }
+
+  // Each rank tells the root that it has closed the page, and the root all ranks that it is open again. In a job they
+  // do so by messages.
+  void reopen(int rank) {
+    ++closings[rank];
+    if (rank == 0) {
+      for (int other = 1; other < plan.ranks; ++other) wait_for(has_closed[other]);
+      for (int other = 1; other < plan.ranks; ++other) raise(may_open[other]);
+    } else {
+      raise(has_closed[rank]);
+      wait_for(may_open[rank]);
+    }
+    // Messages have an order of their own, so all that was sent before counts now.
+    messages[rank] = plan.has_message;
+    if (agreements[rank]->open(plan.has_message) != HVD_OK) explore::fail("open is refused");
+    settle(rank);
+    for (int name = 0; name < plan.names; ++name) {
+      if (submits[rank][name] != runs[rank][name]) submit(rank, name);
+    }
+  }
+
+  void raise(Word<uint32_t>& word) {
+    word.increment();
+    word.wake();
+  }
+  void wait_for(Word<uint32_t>& word) {
+    while (word.load() == 0) word.sleep(0, 0);
+  }
+
+  void settle(int rank) {
+    uint64_t hash = Digest::of(*agreements[rank]);
+    for (int name = 0; name < kMostNames; ++name) {
+      hash = explore::mix(hash, static_cast<uint64_t>(submits[rank][name] << 8 | runs[rank][name]));
+    }
+    explore::settle(explore::mix(hash, static_cast<uint64_t>(messages[rank] << 8 | closings[rank])));
+  }
+
+  const Case plan;
+  const Geometry geometry;
+  std::vector<char> memory;
+  void* base;
+  std::unique_ptr<Page> page;
+  std::vector<std::unique_ptr<Agreement>> agreements;
+  Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks];
+  // By rank.
+  int submits[kMostRanks][kMostNames], runs[kMostRanks][kMostNames];
+  int taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
+  uint64_t log[kMostDecisions];
+  int decided;
+};
+
+explore::Outcome explore_case(const Case& plan, explore::Fault fault = explore::Fault::kNone) {
+  World world(plan);
+  explore::Program program;
+  program.begin = [&] { world.begin(); };
+  for (int rank = 0; rank < plan.ranks; ++rank) program.threads.push_back([&world, rank] { world.run(rank); });
+  program.crashes = plan.crashes;
+  program.rescue = [&] { world.page->abort(); };
+  program.preemptions = plan.preemptions;
+  program.stale = plan.stale;
+  program.fault = fault;
+  return explore::explore(program);
+}
+
+std::string limit(int most, const char* what) {
+  return most == explore::kAny ? "" : ", " + std::to_string(most) + " " + what;
+}
+
+void show(const Case& plan, const explore::Outcome& outcome) {
+  std::string text = std::to_string(plan.ranks) + " ranks, " + std::to_string(plan.names) + " names, " +
+                     std::to_string(plan.rounds) + " rounds" + limit(plan.stale, "stale reads") +
+                     limit(plan.preemptions, "preemptions");
+  if (plan.crashes > 0) text += ", a crash";
+  if (plan.has_message) text += ", a message";
+  if (plan.has_closing) text += ", a closing";
+  if (!outcome.fault.empty()) text += ": " + outcome.fault;
+  std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
+  std::fflush(stdout);
+}
+
+void test(const std::vector<Case>& cases) {
+  for (const Case& plan : cases) {
+    const explore::Outcome outcome = explore_case(plan);
+    show(plan, outcome);
+    CHECK(outcome.fault.empty());
+  }
+}
+
+using explore::kAny;
+
+const std::vector<Case> kSoon = {
+    // All orders, and all values that a load may return.
+    {2, 1, 2},
+    {2, 2, 1},
+    {2, 1, 1, kAny, kAny, 1},
+    {2, 1, 1, kAny, kAny, 0, true},
+    // All orders.
+    {2, 3, 1, 0},
+    {2, 2, 1, 0, kAny, 1},
+    {2, 1, 1, 0, kAny, 0, true, true},
+    // More, with few preemptions and stale reads, which suffice for most faults.
+    {2, 1, 1, 2, 3, 0, true, true},
+    {3, 2, 2, 0, 3},
+};
+
+// A minute on an idle core.
+const std::vector<Case> kLong = {
+    {2, 2, 2, 0}, {2, 2, 1, 0, kAny, 0, true, true}, {3, 1, 1, 0}, {2, 2, 2, 2, 3}, {3, 2, 2, 0, 4},
+};
+
+void test_that_faults_are_found() {
+  using explore::Fault;
+  const Case plan = {2, 2, 1};
+  for (Fault fault : {Fault::kNoAcquire, Fault::kNoCompare, Fault::kNoFence, Fault::kNoWake}) {
+    const explore::Outcome outcome = explore_case(plan, fault);
+    show(plan, outcome);
+    CHECK(!outcome.fault.empty());
+  }
+}
+
+}  // namespace
+}  // namespace hvd::page
+
+// With the argument "long", larger cases too.
+int main(int argc, char** argv) {
+  using namespace hvd::page;
+  test_that_faults_are_found();
+  test(kSoon);
+  if (argc > 1 && std::strcmp(argv[1], "long") == 0) test(kLong);
+}

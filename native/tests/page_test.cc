@@ -1,0 +1,181 @@
+// The agreement of ranks in a page, with threads as ranks; tests/explore has all orders of its accesses.
+
+#include "page/page.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernels/spin.h"
+#include "page/agreement.h"
+#include "tests/check.h"
+
+namespace hvd::page {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+class Ranks {
+ public:
+  explicit Ranks(const Geometry& geometry) : bytes_(geometry.bytes()) {
+    CHECK(geometry.is_valid());
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory_ != MAP_FAILED);
+    page.adopt(memory_, geometry);
+    for (int32_t rank = 0; rank < geometry.size; ++rank) agreements.push_back(std::make_unique<Agreement>(page, rank));
+  }
+  ~Ranks() { munmap(memory_, bytes_); }
+
+  void run(const std::function<void(int32_t, Agreement&)>& work) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < agreements.size(); ++rank) {
+      threads.emplace_back([&, rank] { work(static_cast<int32_t>(rank), *agreements[rank]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  uint8_t* memory() { return static_cast<uint8_t*>(memory_); }
+  uint64_t bytes() const { return bytes_; }
+
+  Page page;
+  std::vector<std::unique_ptr<Agreement>> agreements;
+
+ private:
+  uint64_t bytes_;
+  void* memory_;
+};
+
+// Waits for the next decision.
+Decision decision_of(Agreement& agreement) {
+  Decision decision;
+  for (;;) {
+    CHECK(agreement.next(&decision) == HVD_OK);
+    if (decision.kind != Kind::kNone) return decision;
+    CHECK(agreement.sleep(monotonic_ns() + 60 * kSecond) == HVD_OK);
+  }
+}
+
+void test_geometries() {
+  CHECK((Geometry{1, 1}.is_valid() && Geometry{2, 1024}.is_valid() && Geometry{64, 1024}.is_valid()));
+  CHECK((!Geometry{0, 64}.is_valid() && !Geometry{kMaxRanks + 1, 64}.is_valid()));
+  CHECK((!Geometry{2, 0}.is_valid() && !Geometry{2, 48}.is_valid() && !Geometry{2, 2 * kMaxNames}.is_valid()));
+  CHECK(!(Geometry{1024, 1024}.is_valid()));  // more than 1 MiB
+}
+
+// Each rank submits all names in an order of its own, again and again, some of them at once. All take the same
+// decisions, and each name runs once a round.
+void test_any_order(int32_t size, int32_t names, int rounds) {
+  Ranks ranks({size, names});
+  std::vector<std::vector<uint64_t>> logs(static_cast<size_t>(size));
+  ranks.run([&](int32_t rank, Agreement& agreement) {
+    std::mt19937 random(static_cast<uint32_t>(rank));
+    std::vector<Submission> order(static_cast<size_t>(names));
+    for (uint32_t name = 0; name < order.size(); ++name) order[name] = {name, name % 3 == 0};
+    std::vector<uint64_t>& log = logs[static_cast<size_t>(rank)];
+    for (int round = 0; round < rounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      int32_t left = names;
+      const auto take = [&](const Decision& decision) {
+        CHECK(decision.kind == Kind::kTensors);
+        for (int32_t word = 0; word < (names + 63) / 64; ++word) {
+          left -= __builtin_popcountll(decision.tensors[word]);
+          for (uint64_t bits = decision.tensors[word]; bits != 0; bits &= bits - 1) {
+            const int32_t name = 64 * word + __builtin_ctzll(bits);
+            CHECK((decision.blanks[word] >> name % 64 & 1) == (name % 3 == 0));
+          }
+          log.push_back(decision.tensors[word]);
+        }
+      };
+      for (size_t begin = 0; begin < order.size();) {
+        const size_t count = std::min<size_t>(1 + random() % 5, order.size() - begin);
+        CHECK(agreement.submit(&order[begin], count) == HVD_OK);
+        begin += count;
+        Decision decision;
+        for (;;) {
+          CHECK(agreement.next(&decision) == HVD_OK);
+          if (decision.kind == Kind::kNone) break;
+          take(decision);
+        }
+      }
+      while (left > 0) take(decision_of(agreement));
+      CHECK(left == 0);
+    }
+  });
+  for (const std::vector<uint64_t>& log : logs) CHECK(log == logs[0]);
+}
+
+// The root has a message, and the last rank wants a closing: both have their place in the order of all ranks.
+void test_messages_and_closings(int32_t size) {
+  Ranks ranks({size, 64});
+  std::atomic<int32_t> closed{0};
+  const Submission submission = {7, false};
+  ranks.run([&](int32_t rank, Agreement& agreement) {
+    for (uint32_t round = 1; round <= 200; ++round) {
+      if (rank == 0) agreement.announce(round);
+      CHECK(decision_of(agreement).kind == Kind::kMessage);
+      if (rank == size - 1) agreement.request_closing();
+      CHECK(decision_of(agreement).kind == Kind::kClose);
+      CHECK(!agreement.is_open());
+      CHECK(agreement.submit(&submission, 1) == HVD_INVALID);
+      for (++closed; closed.load() < static_cast<int32_t>(round) * size;) std::this_thread::yield();
+      CHECK(agreement.open(round) == HVD_OK);
+      CHECK(agreement.submit(&submission, 1) == HVD_OK);
+      const Decision decision = decision_of(agreement);
+      CHECK(decision.kind == Kind::kTensors);
+      CHECK(decision.tensors[0] == uint64_t{1} << submission.name);
+    }
+  });
+}
+
+void test_abort() {
+  Ranks ranks({3, 64});
+  ranks.run([&](int32_t rank, Agreement& agreement) {
+    if (rank == 0) {
+      ranks.page.abort();
+      return;
+    }
+    while (agreement.sleep(monotonic_ns() + 60 * kSecond) != HVD_ABORTED) {
+    }
+  });
+}
+
+// Whatever a peer wrote, a rank reads nothing outside of the page, and ends.
+void test_damage() {
+  std::mt19937_64 random(1);
+  for (int run = 0; run < 20'000; ++run) {
+    Ranks ranks({2, run % 2 ? 64 : 256});
+    Agreement& agreement = *ranks.agreements[0];
+    const Submission submissions[] = {{1, 0}, {2, 1}, {3, 0}};
+    CHECK(agreement.submit(submissions, 3) == HVD_OK);
+    for (int i = 0; i < 1 + run % 40; ++i) {
+      const uint64_t value = run % 3 ? random() : random() % 8;
+      const uint64_t word = random() % (run % 5 ? 1024 : ranks.bytes()) / 8;
+      reinterpret_cast<uint64_t*>(ranks.memory())[word] = value;
+    }
+    Decision decision;
+    for (int i = 0; i < 8 && agreement.next(&decision) == HVD_OK; ++i) {
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hvd::page
+
+int main() {
+  using namespace hvd::page;
+  test_geometries();
+  test_any_order(1, 64, 100);
+  test_any_order(2, 64, 300);
+  test_any_order(3, 2, 2000);
+  test_any_order(5, 256, 40);
+  test_messages_and_closings(2);
+  test_messages_and_closings(4);
+  test_abort();
+  test_damage();
+}
