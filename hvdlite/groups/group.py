@@ -104,18 +104,19 @@ class Group:
         calls ``exchange``. If a signal handler raises meanwhile, the group is not opened, or left again.
         """
         opened: list[Group] = []
+        is_wanted = True
 
         def start(scope: Scope) -> Group:
             connections = connect(Connecting(membership, options, memory), exchange, scope)
             opened.append(cls(membership, options, connections, makes_memory=isinstance(memory, ArenaPart)))
-            if scope.cancelled:  # read after `opened` has the group: an interrupted caller looks in it afterwards
+            if not is_wanted:  # read after `opened` has the group: an interrupted caller looks in it afterwards
                 opened[0].end(EndKind.LEFT)
-                scope.check()
             return opened[0]
 
         try:
             return do_apart(start, "opening a group", within=scope)
         except BaseException:
+            is_wanted = False
             for group in opened:
                 group.end(EndKind.LEFT)
             raise

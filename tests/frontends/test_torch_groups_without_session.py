@@ -236,6 +236,26 @@ def test_a_rank_that_is_cancelled_fails_all_of_its_group() -> None:
     assert set(thread_ranks(SIZE, part)) == {"rank 1: its program has other plans"}
 
 
+def test_a_scope_that_is_cancelled_when_all_ranks_have_the_group_changes_nothing() -> None:
+    store = distributed.HashStore()
+
+    def part(rank: int) -> None:
+        scope, exchange = Scope.of(PATIENCE_S), _over(store, rank)
+
+        def cancelling(offer: Any) -> list[Any]:
+            offers = exchange(offer)
+            if "failure" in offer:  # the outcome, which is exchanged last
+                scope.cancel("too late")
+            return offers
+
+        membership = Membership(rank, tuple(range(SIZE)), (Host("a", "a"),) * SIZE, 0, bytes(32))
+        group = Group.open(membership, OPTIONS, cancelling, scope)
+        _run_all_kinds(group)
+        _close(group)
+
+    thread_ranks(SIZE, part)
+
+
 @pytest.mark.parametrize("kinds", [*itertools.product((EndKind.LEFT, EndKind.EXITED, EndKind.REMOVED), repeat=2)])
 def test_a_group_that_has_ended_may_be_ended_again(kinds: tuple[EndKind, EndKind]) -> None:
     store = distributed.HashStore()
