@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.engine.apart import do_apart
 from hvdlite.groups.group import Group
 from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
@@ -39,9 +38,7 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
     nbytes, arena = math.prod(shape) * itemsize, shared_arena()
-    if arena is None or nbytes == 0:
-        return np.empty(nbytes, np.uint8)
-    return do_apart(lambda _: np.asarray(arena.allocate(nbytes)), "allocating shared memory")
+    return np.empty(nbytes, np.uint8) if arena is None or nbytes == 0 else np.asarray(arena.allocate(nbytes))
 
 
 def stream_copy(target: int, source: int, nbytes: int) -> None:

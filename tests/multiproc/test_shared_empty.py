@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
-import signal
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import hvdlite as hvd
 from hvdlite.tensors.dtypes import DType
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
-from tests.harness.interrupts import At
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -72,24 +69,3 @@ def test_every_dtype_and_shape_before_init() -> None:
 @pytest.mark.usefixtures("torch_fork_server")
 def test_every_dtype_and_shape_in_a_session(size: int) -> None:
     assert [outcome.result() for outcome in process_ranks(size, _in_a_session, server=TORCH)] == [19] * size
-
-
-def _allocate_in_a_handler() -> int:
-    """A handler allocates before any bytecode of an allocation."""
-    hvd.init()
-    made: list[Any] = []
-    signal.signal(signal.SIGUSR1, lambda *_: made.append(hvd.shared_empty(16)))
-    for number in itertools.count(step=5):
-        with At(number) as at:
-            made.append(hvd.shared_empty(16))
-        if not at.where:
-            break
-    assert len({array.ctypes.data for array in made}) == len(made)
-    hvd.barrier()
-    hvd.shutdown()
-    return len(made)
-
-
-def test_a_signal_handler_allocates_during_an_allocation() -> None:
-    for outcome in process_ranks(2, _allocate_in_a_handler):
-        assert outcome.result() > 10
