@@ -1,6 +1,7 @@
 """The resources of this process, so that a test which leaves one behind fails by name.
 
 A `Holdings` is a set of (kind, description): descendants, threads, descriptors, and shared memory that is mapped.
+Threads of ZeroMQ give themselves their names when they first run, so the numbers of unnamed threads are in it too.
 Orphans stay descendants, since the process adopts them (`adopt_orphans`), and on a test host its process 1 does. So all
 of them belong to this process. Files in /dev/shm do not show who made them; a test host has its own /dev/shm, which
 `networks` checks.
@@ -31,6 +32,7 @@ Holdings = frozenset[tuple[str, str]]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHILDREN = "children"  # of a thread, in /proc, which kernels without CONFIG_PROC_CHILDREN lack
+_NUMBER = "number of a thread"
 _apart: set[int] = set()
 _ZMQ_THREAD = re.compile(r"ZMQbg")
 
@@ -55,6 +57,7 @@ def holdings() -> Holdings:
     kinds = {
         "process": _processes(),
         "thread": _threads(),
+        _NUMBER: set(os.listdir("/proc/self/task")),
         "descriptor": _descriptors(),
         "mapped memory": _mappings(),
     }
@@ -68,7 +71,7 @@ def left_since(before: Holdings, patience_s: float = PROMPT_S) -> list[str]:
     ``patience_s`` seconds.
     """
     deadline = time.monotonic() + patience_s
-    while left := holdings() - before:
+    while left := {each for each in holdings() - before if each[0] != _NUMBER and not _was_unnamed(each, before)}:
         gc.collect()
         if time.monotonic() > deadline:
             break
@@ -83,6 +86,12 @@ def kill_children_since(before: Holdings) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
                 child.wait(PROMPT_S)
+
+
+def _was_unnamed(held: tuple[str, str], before: Holdings) -> bool:
+    """True for a thread that ran ``before`` under another name."""
+    kind, text = held
+    return kind == "thread" and (_NUMBER, text.rpartition("(")[2].removesuffix(")")) in before
 
 
 def _processes() -> set[str]:

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import zmq
 
 from tests.harness import ProcessRanks, RanksTimedOut, leaks, pause_at, process_ranks, reached, thread_ranks
 
@@ -139,3 +140,16 @@ def test_the_leak_guard_names_what_is_left(children: str, monkeypatch: pytest.Mo
         os.close(memory)
         listener.close()
     assert leaks.left_since(before) == []
+
+
+def test_a_thread_that_had_no_name_yet_is_not_left_behind() -> None:
+    context = zmq.Context()
+    puller = context.socket(zmq.PULL)  # starts threads, which set their names when they run
+    try:
+        before = leaks.holdings()
+        while not any("ZMQbg/Reaper" in text for _, text in leaks.holdings()):
+            pass
+        assert leaks.left_since(before, patience_s=0.0) == []
+    finally:
+        puller.close()
+        context.term()
