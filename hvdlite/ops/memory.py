@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
+from hvdlite.engine.apart import do_apart
 from hvdlite.groups.group import Group
 from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
@@ -37,8 +39,11 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
     """Makes the bytes of an array for `shared_empty`. Raises ValueError for an invalid shape."""
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
-    nbytes, arena = math.prod(shape) * itemsize, shared_arena()
-    return np.empty(nbytes, np.uint8) if arena is None or nbytes == 0 else np.asarray(arena.allocate(nbytes))
+    # As Python's integers: numpy's would get into addresses, where ctypes and numpy refuse them.
+    nbytes, arena = math.prod(map(operator.index, shape)) * itemsize, shared_arena()
+    if arena is None or nbytes == 0:
+        return np.empty(nbytes, np.uint8)
+    return do_apart(lambda _: np.asarray(arena.allocate(nbytes)), "allocating shared memory")
 
 
 def stream_copy(target: int, source: int, nbytes: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+import signal
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import hvdlite as hvd
 from hvdlite.tensors.dtypes import DType
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
+from tests.harness.interrupts import At
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -37,7 +40,8 @@ def _make_all() -> int:
     if hvd.is_initialized() and hvd.size() > 1:
         assert not any(address % 64 for address in addresses)
     assert hvd.shared_empty(7).dtype == np.float32
-    assert hvd.shared_empty(np.int64(7)).shape == (7,)
+    kept = [hvd.shared_empty(np.int64(7)), hvd.shared_empty((np.int32(2), 7)), hvd.shared_empty(7)]
+    assert [array.shape for array in kept] == [(7,), (2, 7), (7,)]
     assert hvd.shared_empty(()).shape == ()
     assert hvd.shared_empty((0, 3)).shape == (0, 3)
     assert hvd_torch.shared_empty((3, 2)).dtype == torch.float32
@@ -69,3 +73,24 @@ def test_every_dtype_and_shape_before_init() -> None:
 @pytest.mark.usefixtures("torch_fork_server")
 def test_every_dtype_and_shape_in_a_session(size: int) -> None:
     assert [outcome.result() for outcome in process_ranks(size, _in_a_session, server=TORCH)] == [19] * size
+
+
+def _allocate_in_a_handler() -> int:
+    """A handler allocates before any bytecode of an allocation."""
+    hvd.init()
+    made: list[Any] = []
+    signal.signal(signal.SIGUSR1, lambda *_: made.append(hvd.shared_empty(16)))
+    for number in itertools.count(step=5):
+        with At(number) as at:
+            made.append(hvd.shared_empty(16))
+        if not at.where:
+            break
+    assert len({array.ctypes.data for array in made}) == len(made)
+    hvd.barrier()
+    hvd.shutdown()
+    return len(made)
+
+
+def test_a_signal_handler_allocates_during_an_allocation() -> None:
+    for outcome in process_ranks(2, _allocate_in_a_handler):
+        assert outcome.result() > 10
