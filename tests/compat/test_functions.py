@@ -51,7 +51,7 @@ def test_what_has_a_name_needs_nothing_else(value: Any, without_cloudpickle: Non
 
 @pytest.mark.parametrize("value", [lambda: 3, closure()])
 def test_what_has_no_name_travels_by_value(value: Any) -> None:
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     assert functions.load(functions.dump(value))() == 3
 
 
@@ -62,7 +62,7 @@ def test_what_has_no_name_says_what_to_install(value: Any, without_cloudpickle: 
 
 
 def test_what_cannot_travel_at_all() -> None:
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     with pytest.raises(ValueError, match="cannot be sent to another process: cannot pickle"):
         functions.dump(sys.stdout)
 
@@ -93,7 +93,7 @@ def test_a_script_may_send_its_own_functions_and_classes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("way", ["-c", "-"])
 def test_a_program_without_a_file_needs_cloudpickle(way: str) -> None:
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     program = "import sys\nfrom hvdlite.running import run\ndef three():\n    return 3\nprint(run(three))\n"
     ended = _python_without_file(way, f"{program}sys.modules['cloudpickle'] = None\nrun(three)\n")
     assert ended.stdout == "[3]\n", ended.stderr

@@ -105,6 +105,6 @@ def _show(loaded: dict[str, ModuleType]) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("work", [_objects, _without_a_name, _without_cloudpickle], ids=lambda work: work.__name__[1:])
 def test_objects(ranks: int, work: Any) -> None:
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     for outcome in process_ranks(ranks, work):
         outcome.result()

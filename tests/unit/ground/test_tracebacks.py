@@ -166,7 +166,7 @@ def test_a_notebook_shows_the_same_unless_its_user_shows_errors_otherwise(custom
 
 
 def test_frames_of_a_framework_between_ours_are_left_out() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
     passes_on = torch.no_grad()(hvd.rank)  # called by us, and calls us
     ours = compile("def step(call): call()", os.path.join(os.path.dirname(hvd.__file__), "torch", "step.py"), "exec")
     scope: dict[str, Callable[[object], None]] = {}
