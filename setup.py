@@ -31,7 +31,7 @@ COMPILER = shlex.split(os.environ.get("CXX", "")) or ["g++"]
 HAS_COMPILER = shutil.which(COMPILER[0]) is not None
 REQUIRES_NATIVE = os.environ.get("HVDLITE_REQUIRE_NATIVE", "") not in ("", "0")
 LIBRARY = Path("hvdlite/_native/libhvdlite.so")
-SOURCES = sorted(source for part in ("kernels", "ring", "shm") for source in Path("native", part).rglob("*.cc"))
+SOURCES = sorted(source for part in ("kernels", "page", "ring", "shm") for source in Path("native", part).rglob("*.cc"))
 HEADERS = sorted(Path("native").glob("**/*.h"))
 CXXFLAGS = shlex.split(
     "-std=c++17 -O3 -g1 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -pthread "

@@ -27,6 +27,11 @@ CORRUPT: Final = 3
 INVALID: Final = 4
 SYSTEM: Final = 5
 
+DECIDED_NOTHING: Final = 0
+DECIDED_TENSORS: Final = 1
+DECIDED_MESSAGE: Final = 2
+DECIDED_CLOSING: Final = 3
+
 
 class Reduction(ctypes.Structure):
     """The computation of an all-reduce: ``postscale * op(prescale * x)``."""
@@ -40,6 +45,24 @@ class Spin(ctypes.Structure):
     _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint32))
 
 
+class Decision(ctypes.Structure):
+    """What the ranks of a host decided in their page. Pointers are to sets of names, 64 in a word."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("is_held_back", c_int32),
+        ("words", c_int32),
+        ("tensors", c_void_p),
+        ("blanks", c_void_p),
+    )
+
+
+class News(ctypes.Structure):
+    """When a rank published what it had submitted."""
+
+    _fields_ = (("at_ns", c_int64), ("rank", c_int32), ("was_last", c_int32))
+
+
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_abi_version": (c_int32, ()),
     "hvd_reduce": (c_int32, (c_void_p, POINTER(c_void_p), c_int32, c_uint64, POINTER(Reduction))),
@@ -50,6 +73,18 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_keep_freed": (None, (c_uint64,)),
     "hvd_wakeup_ns": (c_int64, ()),
     "hvd_spin_poll": (c_int32, (c_void_p, c_int32, c_int32, c_int32)),
+    "hvd_page_bytes": (c_uint64, (c_int32, c_int32)),
+    "hvd_page_open": (c_int32, (c_int32, c_int32, c_int32, c_int32, c_void_p, POINTER(c_void_p))),
+    "hvd_page_submit": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32)),
+    "hvd_page_announce": (None, (c_void_p, c_uint32)),
+    "hvd_page_request_closing": (None, (c_void_p,)),
+    "hvd_page_next": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "hvd_page_reopen": (c_int32, (c_void_p, c_uint32)),
+    "hvd_page_waiting": (None, (c_void_p, c_int32, c_void_p)),
+    "hvd_page_take_news": (c_int32, (c_void_p, c_void_p)),
+    "hvd_page_arm": (c_int32, (c_void_p,)),
+    "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
+    "hvd_page_close": (None, (c_void_p,)),
     "hvd_arena_open": (c_int32, (c_int32, c_int32, c_int32, c_uint64, POINTER(c_void_p))),
     "hvd_arena_address": (c_uint64, (c_void_p,)),
     "hvd_arena_use_huge_pages": (None, (c_void_p, c_int32, c_uint64, c_uint64)),
@@ -108,8 +143,18 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 @cache
 def library() -> Any:
     """Loads the library. Raises NativeUnavailable, with what to do, if it is missing, broken or of another version."""
+    return _load(ctypes.CDLL)
+
+
+@cache
+def quick_library() -> Any:
+    """Returns the library for calls that take less time than to release the GIL and get it again. Raises as above."""
+    return _load(ctypes.PyDLL)
+
+
+def _load(kind: type[ctypes.CDLL]) -> Any:
     try:
-        loaded = ctypes.CDLL(str(LIBRARY), use_errno=True)
+        loaded = kind(str(LIBRARY), use_errno=True)
     except OSError as error:
         raise NativeUnavailable(
             f"hvdlite's native library cannot be loaded ({error}); "

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 8 };
+enum { HVD_ABI_VERSION = 9 };
 
 typedef int32_t hvd_status;
 enum {
@@ -100,6 +100,72 @@ typedef struct {
 // Waits until one of two descriptors is readable, at most `timeout_ms`, without a limit if that is negative. Returns
 // the sum of 1 for the first and 2 for the second, 0 on time-out or a signal, and -1 on failure.
 HVD_API int32_t hvd_spin_poll(hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
+
+// ---- page: ranks of one host agree, in shared memory, on what they run next (page/agreement.h)
+
+typedef struct hvd_page hvd_page;
+
+enum {
+  HVD_DECIDED_NOTHING = 0,
+  HVD_DECIDED_TENSORS = 1,
+  HVD_DECIDED_MESSAGE = 2,  // the next message of rank 0 counts now
+  HVD_DECIDED_CLOSING = 3,  // rank 0 decides alone until hvd_page_reopen
+};
+
+// Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`. Both last
+// until the next call. `is_held_back`: this rank was not willing to decide.
+typedef struct {
+  int32_t kind;
+  int32_t is_held_back;
+  int32_t words;
+  const uint64_t* tensors;
+  const uint64_t* blanks;
+} hvd_decision;
+
+// A rank published something at `at_ns` on the monotonic clock. `was_last`: it completed what others had submitted.
+typedef struct {
+  int64_t at_ns;
+  int32_t rank;
+  int32_t was_last;
+} hvd_news;
+
+// Bytes of the page that hvd_page_open expects behind `fd`, zero-filled; 0 if there is no such page. `names`, a power
+// of two, is how many tensors ranks agree on.
+HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names);
+
+// `bells` has an eventfd of each rank, which remain the caller's, and open while the page is. A forked child has no
+// mapping of the page.
+HVD_API hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, const int32_t* bells,
+                                 hvd_page** out);
+
+// Publishes names that this rank has submitted, none of which is in flight; for `blanks` it has no value. HVD_INVALID
+// if the page is closed.
+HVD_API hvd_status hvd_page_submit(hvd_page* page, const uint64_t* names, const uint64_t* blanks, int32_t words);
+
+// At rank 0: it has sent `messages` since the page exists. And at any rank: the page is to be closed. Both are decided
+// like tensors, so hvd_page_next must follow.
+HVD_API void hvd_page_announce(hvd_page* page, uint32_t messages);
+HVD_API void hvd_page_request_closing(hvd_page* page);
+
+// Takes the next decision. Without `is_willing`, this rank decides on no tensors itself. HVD_INVALID if a peer wrote
+// what no correct peer writes.
+HVD_API hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out);
+
+// Opens the page again, once all ranks have taken the closing. What was submitted before counts no more.
+HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
+
+// The names that `rank` has submitted and that have not run, in as many words as hold all names of the page.
+HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
+
+// What each rank has published since the last call, in order of time, and how many ranks did.
+HVD_API int32_t hvd_page_take_news(hvd_page* page, hvd_news* news);
+
+// From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
+// thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.
+HVD_API int32_t hvd_page_arm(hvd_page* page);
+HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
+
+HVD_API void hvd_page_close(hvd_page* page);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
 

@@ -1,6 +1,7 @@
 #include "page/agreement.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace hvd::page {
 namespace {
@@ -11,6 +12,10 @@ constexpr uint32_t kEpochs = 4, kAhead = 1, kBehind = 3;
 
 constexpr uint32_t kEpochBits = 2, kEpochMask = kEpochs - 1, kBlank = kEpochs;
 
+// The head of a proposal: how many words of names follow it, and the kind.
+constexpr int kKindBits = 8;
+constexpr uint64_t kKindMask = (1 << kKindBits) - 1;
+
 constexpr uint32_t entry_of(Submission submission, uint32_t closings) noexcept {
   return static_cast<uint32_t>(submission.name) << (kEpochBits + 1) | (submission.is_blank ? kBlank : 0) |
          (closings & kEpochMask);
@@ -18,23 +23,26 @@ constexpr uint32_t entry_of(Submission submission, uint32_t closings) noexcept {
 
 }  // namespace
 
-Agreement::Agreement(Page& page, int32_t rank)
+Agreement::Agreement(Page& page, int32_t rank, Bells* bells)
     : page_(page),
+      bells_(bells),
       geometry_(page.geometry()),
       own_(rank),
+      news_at_(geometry_.size),
       read_(geometry_.size),
       waiting_(static_cast<size_t>(geometry_.names) * geometry_.size),
       holders_(geometry_.names),
       ready_(geometry_.words()),
       decision_(2 * static_cast<size_t>(geometry_.words())) {}
 
-hvd_status Agreement::submit(const Submission* submissions, uint64_t count) noexcept {
+hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept {
   const uint32_t names = static_cast<uint32_t>(geometry_.names);
   if (!is_open_ || std::any_of(submissions, submissions + count, [=](Submission each) { return each.name >= names; })) {
     return HVD_INVALID;
   }
   for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], closings_));
   submitted_ += count;
+  if (bells_ != nullptr) page_.line(own_).submitted_at.set(now_ns);
   page_.line(own_).submitted.store(submitted_);
   fence();  // before this rank reads what the others have submitted
   return HVD_OK;
@@ -57,6 +65,7 @@ hvd_status Agreement::scan() noexcept {
     Line& line = page_.line(rank);
     const uint64_t submitted = line.submitted.load();
     if (submitted - read_[rank] > geometry_.ring_length()) return HVD_INVALID;
+    if (submitted != read_[rank] && takes_news_) news_at_[rank] = line.submitted_at.get();
     for (uint64_t& number = read_[rank]; number != submitted; ++number) {
       const uint32_t entry = page_.entry(rank, number).get(), name = entry >> (kEpochBits + 1);
       if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
@@ -64,6 +73,7 @@ hvd_status Agreement::scan() noexcept {
       if (epoch == kAhead) break;  // read again after the closing
       if (epoch == kBehind) continue;
       if (epoch != 0) return HVD_INVALID;
+      words_ = std::max(words_, static_cast<int32_t>(name / 64 + 1));
       const bool is_blank = (entry & kBlank) != 0;
       Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
       if (waiting.count == 2) return HVD_INVALID;
@@ -71,7 +81,10 @@ hvd_status Agreement::scan() noexcept {
         waiting.is_second_blank = is_blank;
       } else {
         waiting.is_first_blank = is_blank;
-        if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) ready_[name / 64] |= uint64_t{1} << name % 64;
+        if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) {
+          ready_[name / 64] |= uint64_t{1} << name % 64;
+          has_completed_ = true;
+        }
       }
     }
     if (line.closings.load() == closings_ + 1) wants_closing_ = true;
@@ -83,7 +96,7 @@ hvd_status Agreement::scan() noexcept {
 Kind Agreement::kind_due() const noexcept {
   if (has_message_) return Kind::kMessage;
   if (wants_closing_) return Kind::kClose;
-  const bool is_ready = std::any_of(ready_.begin(), ready_.end(), [](uint64_t word) { return word != 0; });
+  const bool is_ready = std::any_of(ready_.begin(), ready_.begin() + words_, [](uint64_t word) { return word != 0; });
   return is_ready ? Kind::kTensors : Kind::kNone;
 }
 
@@ -97,9 +110,9 @@ bool Agreement::has_room() noexcept {
 
 void Agreement::propose(Kind kind, uint64_t* found) noexcept {
   if (kind == Kind::kTensors) {
-    for (int32_t word = 0; word < geometry_.words(); ++word) page_.bits(own_, decided_, word).set(ready_[word]);
+    for (int32_t word = 0; word < words_; ++word) page_.bits(own_, decided_, word).set(ready_[word]);
   }
-  page_.head(own_, decided_).set(static_cast<uint64_t>(kind));
+  page_.head(own_, decided_).set(static_cast<uint64_t>(words_) << kKindBits | static_cast<uint64_t>(kind));
   const uint64_t won = (decided_ + 1) << 16 | static_cast<uint64_t>(own_);
   if (page_.header().decisions[decided_ % 2].replace(found, won)) {
     *found = won;
@@ -110,32 +123,46 @@ void Agreement::propose(Kind kind, uint64_t* found) noexcept {
 void Agreement::wake_sleepers() noexcept {
   fence();  // before this rank reads who sleeps
   for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    if (rank == own_) continue;
     Line& line = page_.line(rank);
-    if (rank == own_ || line.is_asleep.load() == 0) continue;
-    line.bell.increment();
-    line.bell.wake();
+    if (line.is_asleep.load() != 0) {
+      line.bell.increment();
+      line.bell.wake();
+    }
+    if (bells_ == nullptr) continue;
+    uint32_t armed = line.is_armed.load();
+    if (armed != 0 && line.is_armed.replace(&armed, 0)) bells_->ring(rank);
   }
 }
 
-hvd_status Agreement::next(Decision* decision) noexcept {
+hvd_status Agreement::next(Decision* decision, bool is_willing) noexcept {
   decision->kind = Kind::kNone;
+  is_held_back_ = false;
   if (!is_open_) return HVD_OK;
+  if (bells_ != nullptr && page_.line(own_).is_armed.load() != 0) page_.line(own_).is_armed.store(0);
   uint64_t found = page_.header().decisions[decided_ % 2].load();
-  if (!is_own(found)) {
+  if (!is_number(found, decided_)) {
     if (hvd_status status = scan()) return status;
     const Kind kind = kind_due();
     if (kind == Kind::kNone || !has_room()) return HVD_OK;
+    if (kind == Kind::kTensors && !is_willing) {
+      is_held_back_ = true;
+      return HVD_OK;
+    }
     propose(kind, &found);
   }
-  return is_own(found) ? apply(static_cast<int32_t>(found & 0xffff), decision) : HVD_INVALID;
+  return is_number(found, decided_) ? apply(static_cast<int32_t>(found & 0xffff), decision) : HVD_INVALID;
 }
 
 hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
   if (winner >= geometry_.size) return HVD_INVALID;
-  const uint64_t kind = page_.head(winner, decided_).get();
-  switch (static_cast<Kind>(kind)) {
+  const uint64_t head = page_.head(winner, decided_).get();
+  const Kind kind = static_cast<Kind>(head & kKindMask);
+  const int32_t words = static_cast<int32_t>(std::min<uint64_t>(head >> kKindBits, geometry_.words()));
+  switch (kind) {
     case Kind::kTensors:
-      if (hvd_status status = take_tensors(winner)) return status;
+      if (hvd_status status = take_tensors(winner, words)) return status;
+      decision->words = words;
       decision->tensors = decision_.data();
       decision->blanks = decision_.data() + geometry_.words();
       break;
@@ -148,16 +175,16 @@ hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
     default:
       return HVD_INVALID;
   }
-  decision->kind = static_cast<Kind>(kind);
+  decision->kind = kind;
   ++decided_;
   page_.line(own_).applied.store(decided_);
   fence();  // before this rank reads what the others have submitted
   return HVD_OK;
 }
 
-hvd_status Agreement::take_tensors(int32_t winner) noexcept {
+hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
   if (hvd_status status = scan()) return status;  // at least what the winner had read
-  for (int32_t word = 0; word < geometry_.words(); ++word) {
+  for (int32_t word = 0; word < words; ++word) {
     const uint64_t tensors = page_.bits(winner, decided_, word).get();
     if ((tensors & ~ready_[word]) != 0) return HVD_INVALID;
     uint64_t blanks = 0;
@@ -206,9 +233,40 @@ hvd_status Agreement::sleep(int64_t until_ns) noexcept {
   fence();  // before the last look at the decision
   Header& header = page_.header();
   const bool is_aborted = header.aborted.load() != 0;
-  if (!is_aborted && !is_own(header.decisions[decided_ % 2].load())) line.bell.sleep(seen, until_ns);
+  if (!is_aborted && !has_decision()) line.bell.sleep(seen, until_ns);
   line.is_asleep.store(0);
   return header.aborted.load() != 0 ? HVD_ABORTED : HVD_OK;
+}
+
+// Another thread of this rank may be in `next`, so what it has applied is read where it publishes it.
+bool Agreement::has_decision() noexcept {
+  const uint64_t decided = page_.line(own_).applied.load();
+  return is_number(page_.header().decisions[decided % 2].load(), decided);
+}
+
+bool Agreement::arm() noexcept {
+  page_.line(own_).is_armed.store(1);
+  fence();  // before the last look at the decision
+  return has_decision();
+}
+
+void Agreement::waiting(int32_t rank, uint64_t* names) const noexcept {
+  std::fill(names, names + geometry_.words(), uint64_t{0});
+  for (int32_t name = 0; name < geometry_.names; ++name) {
+    if (waiting_[static_cast<size_t>(name) * geometry_.size + rank].count != 0)
+      names[name / 64] |= uint64_t{1} << name % 64;
+  }
+}
+
+int32_t Agreement::take_news(News* news) noexcept {
+  takes_news_ = true;
+  int32_t count = 0;
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    if (news_at_[rank] != 0) news[count++] = {rank, false, std::exchange(news_at_[rank], 0)};
+  }
+  std::sort(news, news + count, [](const News& a, const News& b) { return a.at_ns < b.at_ns; });
+  if (count > 0) news[count - 1].was_last = std::exchange(has_completed_, false);
+  return count;
 }
 
 }  // namespace hvd::page

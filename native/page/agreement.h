@@ -31,9 +31,19 @@
 
 namespace hvd::page {
 
+// Wakes a rank that does not sleep in the page but on descriptors of its own.
+class Bells {
+ public:
+  virtual void ring(int32_t rank) noexcept = 0;
+
+ protected:
+  ~Bells() = default;
+};
+
 struct Decision {
   Kind kind;
-  // Sets of names, valid until the next call; of kTensors only.
+  // Sets of names in so many words, valid until the next call; of kTensors only.
+  int32_t words;
   const uint64_t* tensors;
   const uint64_t* blanks;  // those for which no rank has a value
 };
@@ -44,15 +54,23 @@ struct Submission {
   uint32_t is_blank : 1;
 };
 
-// One rank's part in the agreement. Calls must not overlap.
+// When the latest submits of a rank that `news` had not reported yet were published. `was_last`: they completed what
+// all other ranks had submitted before.
+struct News {
+  int32_t rank;
+  bool was_last;
+  int64_t at_ns;
+};
+
+// One rank's part in the agreement. Calls must not overlap, except `has_decision` and `arm`.
 class Agreement {
  public:
-  // May throw std::bad_alloc.
-  Agreement(Page& page, int32_t rank);
+  // `bells` may be null if no rank calls `arm` or `take_news`. May throw std::bad_alloc.
+  Agreement(Page& page, int32_t rank, Bells* bells = nullptr);
 
-  // Publishes what this rank has submitted; none of the names is in flight. HVD_INVALID if it cannot be: the page is
-  // closed, or a name is out of range.
-  hvd_status submit(const Submission* submissions, uint64_t count) noexcept;
+  // Publishes what this rank has submitted, at `now_ns` on the monotonic clock; none of the names is in flight.
+  // HVD_INVALID if it cannot be: the page is closed, or a name is out of range.
+  hvd_status submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept;
 
   // Publishes that this rank, the root, has sent `messages` to all ranks since the page exists.
   void announce(uint32_t messages) noexcept;
@@ -60,9 +78,20 @@ class Agreement {
   // Publishes that this rank wants the page to be closed.
   void request_closing() noexcept;
 
-  // Sets `*decision` to the next decision, or its kind to kNone if there is none yet. HVD_INVALID if a peer wrote what
-  // no correct peer writes.
-  hvd_status next(Decision* decision) noexcept;
+  // Sets `*decision` to the next decision, or its kind to kNone if there is none yet. A rank that is not `willing` to
+  // propose tensors leaves that to others, or to its next call; see `is_held_back`. HVD_INVALID if a peer wrote what no
+  // correct peer writes.
+  hvd_status next(Decision* decision, bool is_willing = true) noexcept;
+
+  // True if the latest `next` would have decided on tensors if this rank had been willing.
+  bool is_held_back() const noexcept { return is_held_back_; }
+
+  // True if another rank has decided. Any thread of this rank.
+  bool has_decision() noexcept;
+
+  // From now until the next call of `next`, the next decision of another rank rings this rank's bell. True if there is
+  // such a decision already. Any thread of this rank.
+  bool arm() noexcept;
 
   // Sleeps until there may be a decision, or until `until_ns` on the monotonic clock. HVD_ABORTED if the page is.
   hvd_status sleep(int64_t until_ns) noexcept;
@@ -73,6 +102,13 @@ class Agreement {
 
   bool is_open() const noexcept { return is_open_; }
   uint64_t decided() const noexcept { return decided_; }
+
+  // The names that `rank` has submitted and that have not run, as far as this rank has read.
+  void waiting(int32_t rank, uint64_t* names) const noexcept;
+
+  // Sets `news`, which has room for one of each rank, to what this rank has read since the last call, in order of time,
+  // and returns how many there are. The first call returns none.
+  int32_t take_news(News* news) noexcept;
 
  private:
   friend struct Digest;  // of tests
@@ -85,18 +121,19 @@ class Agreement {
     uint8_t is_second_blank : 1;
   };
 
-  bool is_own(uint64_t word) const noexcept { return word >> 16 == decided_ + 1; }
+  static bool is_number(uint64_t word, uint64_t decided) noexcept { return word >> 16 == decided + 1; }
   hvd_status scan() noexcept;
   Kind kind_due() const noexcept;
   bool has_room() noexcept;
   void propose(Kind kind, uint64_t* found) noexcept;
   void wake_sleepers() noexcept;
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
-  hvd_status take_tensors(int32_t winner) noexcept;
+  hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
   bool take(uint32_t name) noexcept;
   void close() noexcept;
 
   Page& page_;
+  Bells* const bells_;
   const Geometry geometry_;
   const int32_t own_;
   bool is_open_ = true;
@@ -105,8 +142,14 @@ class Agreement {
   uint32_t closings_ = 0;   // among them
   uint32_t messages_ = 0;   // among them
   // As far as this rank has read.
+  int32_t words_ = 0;  // that hold all names which this rank has read
   bool wants_closing_ = false;
   bool has_message_ = false;
+  bool is_held_back_ = false;
+  // For `take_news`.
+  bool takes_news_ = false;
+  bool has_completed_ = false;      // some submit was the last one of its name
+  std::vector<int64_t> news_at_;    // of each rank, or 0
   std::vector<uint64_t> read_;      // entries of each ring
   std::vector<Waiting> waiting_;    // by name and rank
   std::vector<uint32_t> holders_;   // by name: the ranks for which it waits

@@ -4,8 +4,7 @@
 //   Line[size]                 of each rank: how far it is. Written by that rank, but for the bell.
 //   ring[size]                 of each rank: the tensors that it has submitted, in order. Written by that rank.
 //   proposal[size][2]          of each rank: the kind of decision that it proposed, then a bit for each name. Written
-//   by
-//                              that rank.
+//                              by that rank.
 //
 // A fresh page is all zeros, which is a valid state: nothing is submitted or decided. A peer's part is not trusted:
 // every index that is read from it is checked.
@@ -52,8 +51,10 @@ struct Line {
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
+  Word<int64_t> submitted_at;             // on the monotonic clock
   alignas(64) Word<uint32_t> is_asleep;
-  Word<uint32_t> bell;  // anybody rings it
+  Word<uint32_t> bell;      // anybody rings it
+  Word<uint32_t> is_armed;  // the rank sleeps on its descriptors. Whoever clears it wakes the rank.
 };
 
 using Entry = Word<uint32_t>;

@@ -83,7 +83,7 @@ void test_any_order(int32_t size, int32_t names, int rounds) {
       int32_t left = names;
       const auto take = [&](const Decision& decision) {
         CHECK(decision.kind == Kind::kTensors);
-        for (int32_t word = 0; word < (names + 63) / 64; ++word) {
+        for (int32_t word = 0; word < decision.words; ++word) {
           left -= __builtin_popcountll(decision.tensors[word]);
           for (uint64_t bits = decision.tensors[word]; bits != 0; bits &= bits - 1) {
             const int32_t name = 64 * word + __builtin_ctzll(bits);
@@ -94,7 +94,7 @@ void test_any_order(int32_t size, int32_t names, int rounds) {
       };
       for (size_t begin = 0; begin < order.size();) {
         const size_t count = std::min<size_t>(1 + random() % 5, order.size() - begin);
-        CHECK(agreement.submit(&order[begin], count) == HVD_OK);
+        CHECK(agreement.submit(&order[begin], count, 1) == HVD_OK);
         begin += count;
         Decision decision;
         for (;;) {
@@ -122,10 +122,10 @@ void test_messages_and_closings(int32_t size) {
       if (rank == size - 1) agreement.request_closing();
       CHECK(decision_of(agreement).kind == Kind::kClose);
       CHECK(!agreement.is_open());
-      CHECK(agreement.submit(&submission, 1) == HVD_INVALID);
+      CHECK(agreement.submit(&submission, 1, 1) == HVD_INVALID);
       for (++closed; closed.load() < static_cast<int32_t>(round) * size;) std::this_thread::yield();
       CHECK(agreement.open(round) == HVD_OK);
-      CHECK(agreement.submit(&submission, 1) == HVD_OK);
+      CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
       const Decision decision = decision_of(agreement);
       CHECK(decision.kind == Kind::kTensors);
       CHECK(decision.tensors[0] == uint64_t{1} << submission.name);
@@ -152,7 +152,7 @@ void test_damage() {
     Ranks ranks({2, run % 2 ? 64 : 256});
     Agreement& agreement = *ranks.agreements[0];
     const Submission submissions[] = {{1, 0}, {2, 1}, {3, 0}};
-    CHECK(agreement.submit(submissions, 3) == HVD_OK);
+    CHECK(agreement.submit(submissions, 3, 1) == HVD_OK);
     for (int i = 0; i < 1 + run % 40; ++i) {
       const uint64_t value = run % 3 ? random() : random() % 8;
       const uint64_t word = random() % (run % 5 ? 1024 : ranks.bytes()) / 8;

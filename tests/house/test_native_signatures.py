@@ -34,6 +34,7 @@ POINTERS: dict[str, set[Any]] = {
     "const char*": {ctypes.c_char_p},
     "const void* const*": {ctypes.POINTER(ctypes.c_void_p)},
     "const hvd_reduction*": {ctypes.POINTER(native.Reduction)},
+    "hvd_page**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_arena**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_shm**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_ring**": {ctypes.POINTER(ctypes.c_void_p)},
@@ -72,6 +73,7 @@ def test_the_same_numbers_mean_the_same() -> None:
     expected = {member.name: int(member) for member in dtypes.DType}
     expected |= {name: getattr(native, name) for name in ("OK", "ABORTED", "TIMED_OUT", "CORRUPT", "INVALID", "SYSTEM")}
     expected |= {name.upper(): op for op, name in dtypes.OP_NAMES.items() if op != dtypes.Adasum}
+    expected |= {name: value for name, value in vars(native).items() if name.startswith("DECIDED_")}
     expected |= {"ABI_VERSION": native.ABI_VERSION}
     assert expected == CONSTANTS
 

@@ -38,10 +38,11 @@ struct Case {
   int crashes = 0;
   bool has_message = false;  // the root announces one
   bool has_closing = false;  // the last rank wants one, and the root opens the page again
+  bool has_bells = false;    // ranks sleep on bells of their own
 };
 
 // One case, and what happens in one run of it, seen from outside.
-struct World {
+struct World : Bells {
   explicit World(const Case& of) : plan(of), geometry{of.ranks, kMostNames}, memory(geometry.bytes() + 128) {
     void* start = memory.data();
     size_t room = memory.size();
@@ -52,7 +53,8 @@ struct World {
     page = std::make_unique<Page>();
     page->adopt(base, geometry);
     agreements.clear();
-    for (int rank = 0; rank < plan.ranks; ++rank) agreements.push_back(std::make_unique<Agreement>(*page, rank));
+    for (int rank = 0; rank < plan.ranks; ++rank)
+      agreements.push_back(std::make_unique<Agreement>(*page, rank, plan.has_bells ? this : nullptr));
     std::memset(submits, 0, sizeof submits);
     std::memset(runs, 0, sizeof runs);
     std::memset(taken, 0, sizeof taken);
@@ -74,7 +76,12 @@ struct World {
       if (plan.has_closing && rank == plan.ranks - 1 && round == 0) agreements[rank]->request_closing();
       while (is_waiting(rank)) {
         if (take(rank)) continue;
-        if (agreements[rank]->sleep(0) == HVD_ABORTED) return;
+        if (plan.has_bells) {
+          const uint32_t seen = bells[rank].load();
+          if (!agreements[rank]->arm()) bells[rank].sleep(seen, 0);
+        } else if (agreements[rank]->sleep(0) == HVD_ABORTED) {
+          return;
+        }
         settle(rank);
       }
     }
@@ -82,7 +89,7 @@ struct World {
 
   void submit(int rank, int name) {
     const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name])};
-    if (agreements[rank]->submit(&submission, 1) != HVD_OK) explore::fail("submit is refused");
+    if (agreements[rank]->submit(&submission, 1, 1) != HVD_OK) explore::fail("submit is refused");
     settle(rank);
   }
 
@@ -145,6 +152,8 @@ struct World {
     }
   }
 
+  void ring(int32_t rank) noexcept override { raise(bells[rank]); }
+
   void raise(Word<uint32_t>& word) {
     word.increment();
     word.wake();
@@ -167,7 +176,7 @@ struct World {
   void* base;
   std::unique_ptr<Page> page;
   std::vector<std::unique_ptr<Agreement>> agreements;
-  Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks];
+  Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks], bells[kMostRanks];
   // By rank.
   int submits[kMostRanks][kMostNames], runs[kMostRanks][kMostNames];
   int taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
@@ -199,6 +208,7 @@ void show(const Case& plan, const explore::Outcome& outcome) {
   if (plan.crashes > 0) text += ", a crash";
   if (plan.has_message) text += ", a message";
   if (plan.has_closing) text += ", a closing";
+  if (plan.has_bells) text += ", bells";
   if (!outcome.fault.empty()) text += ": " + outcome.fault;
   std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
   std::fflush(stdout);
@@ -226,6 +236,8 @@ const std::vector<Case> kSoon = {
     {2, 1, 1, 0, kAny, 0, true, true},
     // More, with few preemptions and stale reads, which suffice for most faults.
     {2, 1, 1, 2, 3, 0, true, true},
+    {2, 1, 2, 2, 3, 0, false, false, true},
+    {3, 1, 2, 0, 3, 0, false, false, true},
     {3, 2, 2, 0, 3},
 };
 
