@@ -6,12 +6,16 @@ so two peers that send much to each other cannot deadlock.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections import deque
+from contextlib import suppress
 
+from hvdlite.errors import ENDED
 from hvdlite.negotiation.wire import MAX_FRAME_BYTES, ProtocolError
-from hvdlite.net.poll import comes
+from hvdlite.net.poll import comes, wait_readable
+from hvdlite.scope import Scope
 
 _PIECE_BYTES = 64 << 10
 _LAST, _MORE = b"\0", b"\1"
@@ -53,6 +57,24 @@ class FrameSocket:
         except OSError:  # the peer is gone; `receive` still returns its last frames, then reports the end
             self._unsent.clear()
         return True
+
+    def send_descriptors(self, text: bytes, fds: list[int]) -> None:
+        """Sends ``text`` with ``fds`` as one packet. Does nothing once the peer is gone. To be called before `send`."""
+        with suppress(OSError):
+            socket.send_fds(self._socket, [_LAST + text], fds)
+
+    def receive_descriptors(self, count: int, scope: Scope) -> tuple[bytes, list[int]]:
+        """Waits for what `send_descriptors` sent. The caller closes the ``count`` descriptors, if there are any.
+
+        Raises OSError if the peer is gone, or does not send them in ``scope``, or this process can have no more.
+        """
+        wait_readable(self._socket, scope)
+        packet, fds, _, _ = socket.recv_fds(self._socket, _PIECE_BYTES, count, socket.MSG_CMSG_CLOEXEC)
+        if not packet or len(fds) != (count if packet[1:] else 0):
+            for fd in fds:
+                os.close(fd)
+            raise OSError(f"{len(fds)} of {count} descriptors came" if packet else ENDED)
+        return packet[1:], fds
 
     def may_receive(self) -> bool:
         """True if `receive` would find data or the end of the connection."""

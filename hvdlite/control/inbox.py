@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import select
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from hvdlite import native
+from hvdlite.control.page import Page
 from hvdlite.net.wake import Wake
 
 _WAKE: Final = 2  # the bit of the second descriptor in the result of hvd_spin_poll
@@ -27,7 +30,7 @@ class Inbox:
         self.wake = Wake()
         self.spin = native.Spin(round(max(spin_us, 0) * 1000))
         self._spin_at = ctypes.addressof(self.spin)
-        self._spin_poll = _poll if native.absence() else native.library().hvd_spin_poll
+        self._spin_poll: Callable[..., int] = _poll if native.absence() else native.library().hvd_spin_poll
         self._sources = select.epoll()
         self._sources_fd = self._sources.fileno()
         self._poll = select.epoll()
@@ -42,6 +45,11 @@ class Inbox:
 
     def remove(self, fd: int) -> None:
         self._sources.unregister(fd)
+
+    def use(self, page: Page) -> None:
+        """Sleeps also until ``page`` has a decision, for which a driver spins there."""
+        self._sources.register(page.bell, select.EPOLLIN | select.EPOLLET)  # by edges: the count is never read
+        self._spin_poll = partial(native.library().hvd_page_poll, page.handle)
 
     def await_events(self, fd: int, events: int) -> None:
         """Waits for ``events`` of ``fd``, which was added before, from now on."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hvdlite.control.inbox import Inbox
+from hvdlite.control.page import Page
 from hvdlite.negotiation.messages import End
 from hvdlite.negotiation.wire import Message
 
@@ -36,6 +37,8 @@ class ControlLink(ABC):
     """One rank's end of the control plane. Threads sleep on its ``inbox``."""
 
     inbox: Inbox
+    page: Page | None = None
+    """Where the ranks agree on what they all know. The link owns it, and its bell wakes the inbox."""
 
     @property
     def due(self) -> float | None:

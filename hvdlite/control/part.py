@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from hvdlite.control.hostlink import LeaderLink, RootHostLink
 from hvdlite.control.link import ControlLink, SoloLink
+from hvdlite.control.page import MAX_RANKS, PageOffer
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
@@ -28,6 +29,7 @@ class ControlPart(Part[ControlLink]):
         self._options = options
         self._undo = ExitStack()
         self._listener: LocalListener | None = None
+        self._offer: PageOffer | None = None
         self._across: ZmqRootLink | ZmqLeafLink | None = None
 
     def bind(self) -> Address:
@@ -37,6 +39,9 @@ class ControlPart(Part[ControlLink]):
             return ["", ""]
         if others:
             self._listener = self._undo.enter_context(LocalListener(members.key_for("listener")))
+            if _has_page(members, self._options):
+                self._offer = PageOffer(members.size, self._options.cache_capacity)
+                self._undo.callback(self._offer.close)
         if not members.is_one_host:
             self._across = (ZmqRootLink if leader == 0 else ZmqLeafLink)(members, self._options)
             self._undo.callback(self._across.close)
@@ -51,6 +56,8 @@ class ControlPart(Part[ControlLink]):
         self._undo.callback(within.close)
         if members.rank != leader:
             within.dial(addresses[leader][1], scope)
+            if members.is_one_host:
+                within.fetch(scope)
             self._undo.pop_all()
             return within
         if isinstance(across, ZmqRootLink):
@@ -59,6 +66,8 @@ class ControlPart(Part[ControlLink]):
             across.join(addresses[0][0], scope)
         if self._listener is not None:
             within.accept(self._listener, scope)
+            if members.is_one_host:
+                within.give(self._offer)
             self._listener.close()
         self._undo.pop_all()
         if across is None:
@@ -72,3 +81,8 @@ class ControlPart(Part[ControlLink]):
 
     def close(self) -> None:
         self._undo.close()
+
+
+def _has_page(members: Membership, options: Settings) -> bool:
+    is_possible = members.is_one_host and members.size <= MAX_RANKS and not members.without_native
+    return is_possible and options.page and options.cache_capacity > 0 and options.cycle_time == 0

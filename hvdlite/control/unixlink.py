@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from hvdlite.control.frames import FrameSocket
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
+from hvdlite.control.page import Page, PageOffer
 from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.host.proc import stat_of
 from hvdlite.members.membership import Membership
@@ -106,6 +107,30 @@ class UnixLink(ControlLink):
             ) from None
         self._add(leader, connection)
 
+    def give(self, offer: PageOffer | None) -> None:
+        """At the leader, before any message: gives the page to all others, or tells them that there is none."""
+        names, fds = (b"", []) if offer is None else (b"%d" % offer.names, offer.fds)
+        for peer in self._all:
+            peer.frames.send_descriptors(names, fds)
+        if offer is not None:
+            self._use(offer.take(), offer.names)
+
+    def fetch(self, scope: Scope) -> None:
+        """At any other rank, before any message: waits for the page. Raises HorovodInternalError if none comes."""
+        members, frames = self._membership, self._all[0].frames
+        try:
+            names, fds = frames.receive_descriptors(1 + members.size, scope)
+        except OSError as error:
+            raise HorovodInternalError(
+                f"rank {members.number} got no page from rank {members.ranks[0]}: {error}"
+            ) from None
+        if names:
+            self._use(fds, int(names))
+
+    def _use(self, fds: list[int], names: int) -> None:
+        self.page = Page(fds, self._membership.rank, self._membership.size, names)
+        self.inbox.use(self.page)
+
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)
         self._sent += 1
@@ -140,6 +165,8 @@ class UnixLink(ControlLink):
         for peer in self._all + self._stopped:
             self._close_peer(peer)
         self.inbox.close()
+        if self.page is not None:
+            self.page.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         pid = peer_of(connection).pid

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 
 from hvdlite.control.link import ControlLink, Left, Lost
-from hvdlite.engine.deciders import decider_of
+from hvdlite.control.page import Page
+from hvdlite.engine.deciders import Resubmit, decider_of
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -25,7 +26,7 @@ from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of, fate_of
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Tuning
+from hvdlite.negotiation.messages import ORDERLY, Common, End, EndKind, Tuning
 from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
@@ -50,6 +51,7 @@ class Coordinator:
         executor: Executor,
         observer: Observer,
         on_end: Callable[[End], None],
+        page: Page | None = None,
     ) -> None:
         self._number = membership.number
         self._ranks = membership.ranks
@@ -62,7 +64,7 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
-        self.decider = decider_of(membership, options, link, observer)
+        self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self._gone: set[int] = set()  # numbers in the job of the ranks that have left
@@ -138,6 +140,11 @@ class Coordinator:
                 continue
             if self._end is not None:  # an end that counts at once may overtake a run
                 continue
+            if isinstance(decision, Resubmit):
+                self.decider.resubmit(self._replica.unanswered(), now)
+                continue
+            if isinstance(decision, Common):
+                decision = self._replica.run_of(decision)
             works, mismatches = self._replica.apply(decision)
             if mismatches:
                 observer.refused()
@@ -154,7 +161,9 @@ class Coordinator:
 
     def _lose(self, lost: Lost) -> None:
         rank = self._ranks[lost.rank]
-        if rank not in self._gone:
+        if rank in self._gone:
+            self.decider.lost()
+        else:
             self.decider.end(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
 
     def _own_end(self, kind: EndKind, cause: str) -> End:

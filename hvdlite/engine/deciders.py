@@ -4,7 +4,8 @@ Each rank has a *decider*, and the deciders of all ranks return the same runs in
 messages of other ranks and the tensors that this rank submitted to its decider, and then takes the decisions.
 
 The root decides for all ranks: a `RootDecider` has the negotiator, and a `RemoteDecider` on every other rank exchanges
-messages with it. A protocol without a root would be another `Decider`.
+messages with it. On one host a `PageDecider` stands before either of them. It agrees with the other ranks on tensors
+that all of them know, in their page, and gives the root's messages their place among these decisions.
 
 The root decides as soon as its executor has room for a batch, so tensors accumulate and fuse while bytes are moving.
 """
@@ -12,22 +13,32 @@ The root decides as soon as its executor has room for a batch, so tensors accumu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import TypeAlias
 
+from hvdlite import native
 from hvdlite.blackbox.format import Finding
 from hvdlite.control.link import ControlLink
+from hvdlite.control.page import ABORTED, Page
 from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import StragglerWatch
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run, Tuning
+from hvdlite.negotiation.messages import ORDERLY, Common, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
 from hvdlite.settings import Settings
 
-Decision: TypeAlias = Run | End
+
+class Resubmit:
+    """A decision that closes or opens the page: this rank must pass its unanswered bits to `Decider.resubmit`."""
+
+
+Decision: TypeAlias = Run | End | Common | Resubmit
 
 
 class Decider(ABC):
@@ -52,12 +63,27 @@ class Decider(ABC):
     def submit(self, ready: Ready, now: float) -> None:
         """Publishes the tensors that this rank has submitted."""
 
-    @abstractmethod
-    def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
-        """Returns the decisions since the last call, in the order that is the same on all ranks.
+    def resubmit(self, unanswered: Ready, now: float) -> None:
+        """Takes this rank's unanswered bits, after a `Resubmit`. Only a `PageDecider` decides so."""
+        raise NotImplementedError
 
-        Without ``has_room`` for another batch, the root decides on no run.
+    @abstractmethod
+    def decisions(self, has_room: bool, now: float) -> Iterable[Decision]:
+        """Yields the decisions since the last call, in the order that is the same on all ranks.
+
+        Each must be applied before the next one is taken. Without ``has_room`` for another batch, this rank does not
+        decide on further tensors.
         """
+
+    def lost(self) -> None:  # noqa: B027, most need not know
+        """To be called when a rank's connection ends after it has left the group."""
+
+    def arm(self) -> bool:
+        """Lets decisions of other ranks wake this rank's inbox, until `decisions` is called. Any thread.
+
+        True if there are some already.
+        """
+        return False
 
     @abstractmethod
     def end(self, end: End) -> None:
@@ -71,23 +97,37 @@ class Decider(ABC):
         """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on any rank but the root."""
 
 
-def decider_of(membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> Decider:
-    """Returns the decider of this rank."""
+def decider_of(
+    membership: Membership, options: Settings, link: ControlLink, observer: Observer, page: Page | None
+) -> Decider:
+    """Returns the decider of this rank, whose host has ``page``."""
     if membership.rank == 0:
-        return RootDecider(membership, options, link, observer)
-    return RemoteDecider(membership, link)
+        root = RootDecider(membership, options, link, observer, page)
+        return root if page is None else PageDecider(root, page, root)
+    remote = RemoteDecider(membership, link)
+    return remote if page is None else PageDecider(remote, page)
 
 
 class RootDecider(Decider):
     """Decides for all ranks of the group, and watches for stalls and for ranks that are late."""
 
-    def __init__(self, membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        options: Settings,
+        link: ControlLink,
+        observer: Observer,
+        page: Page | None = None,
+    ) -> None:
         self._ranks = ranks = membership.ranks
         self._hosts = hosts = [host.name for host in membership.hosts]
         self._link = link
+        self._page = page
+        self._messages = 0  # that have their place among the decisions of the page
+        self._asked = -1  # how often the page had been closed when this rank asked for the next closing
         self._observer = observer
         tuning = Tuning(min(options.fusion_threshold, MAX_BYTES), options.cycle_time / 1000)
-        self._negotiator = Negotiator(ranks, options.cache_capacity, tuning)
+        self._negotiator = Negotiator(ranks, options.cache_capacity, tuning, 0 if page is None else page.names)
         self._held_until: float | None = None
         warn_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
         self._stall = StallWatch(warn_s, options.stall_shutdown_time_seconds)
@@ -118,12 +158,12 @@ class RootDecider(Decider):
     def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
         decided: Sequence[Decision] = ()
         if not self._has_ended:
-            negotiator = self._negotiator
+            negotiator, page = self._negotiator, self._page
             if has_room and negotiator.has_agreed and not (negotiator.tuning.hold_s and self._holds_back(now)):
                 self._held_until = None
                 decided = (self._cut(now),)
             if self._stall.interval_s is not None:
-                if negotiator.is_waiting:
+                if negotiator.is_waiting or (page is not None and page.is_waiting):
                     self._check_stalls(now)
                 else:
                     self._next_stall_check = None
@@ -140,6 +180,8 @@ class RootDecider(Decider):
     def end(self, end: End) -> None:
         self._has_ended = True
         self._ends.append(end)
+        if end.kind in ORDERLY:
+            self._announce()
         self._link.send(end)  # before the waits on this rank end, after which the program may exit
 
     def tune(self, tuning: Tuning) -> None:
@@ -151,13 +193,43 @@ class RootDecider(Decider):
         return now < self._held_until
 
     def _cut(self, now: float) -> Run:
-        negotiator, observer = self._negotiator, self._observer
+        negotiator = self._negotiator
         run = negotiator.cut()
+        self._announce()  # first: a rank that has been told to open the page reads it next
         self._link.send(run)
-        named = self._stragglers.ran(run.generation, negotiator.bits_cut, observer.arrival, now)
-        if named is not None:
-            observer.found(Finding("straggler", *named))
+        self.ran(run.generation, negotiator.bits_cut, now)
         return run
+
+    def _announce(self) -> None:
+        if self._page is not None:
+            self._messages += 1
+            self._page.announce(self._messages)
+
+    def asks(self, page: Page, closings: int) -> bool:
+        """Asks for the closing of ``page`` after ``closings`` earlier ones if it must be closed.
+
+        To be called when ``page`` has nothing to decide. True if it may have now.
+        """
+        negotiator = self._negotiator
+        if negotiator.has_stale is not page.is_watched:
+            page.watch(negotiator.has_stale)
+            return page.is_watched
+        if closings == self._asked or not negotiator.must_close(lambda: reduce(or_, page.submitted())):
+            return False
+        self._asked = closings
+        page.request_closing()
+        return True
+
+    def ran(self, generation: int, bits: int, now: float) -> None:
+        """Tells the watch for late ranks about a decision to run ``bits``."""
+        named = self._stragglers.ran(generation, bits, self._observer.arrival, now)
+        if named is not None:
+            self._observer.found(Finding("straggler", *named))
+
+    def arrived(self, news: Sequence[tuple[int, bool, float]], now: float) -> None:
+        """Tells the observer what ranks have published in the page: see `Page.news`."""
+        for rank, was_last, at in news:
+            self._observer.arrived(rank, was_last, min(at, now))  # some came after this turn had begun
 
     def _check_stalls(self, now: float) -> None:
         interval_s = self._stall.interval_s
@@ -167,7 +239,7 @@ class RootDecider(Decider):
         if now < self._next_stall_check:
             return
         self._next_stall_check = now + interval_s
-        waiting = self._negotiator.waiting()
+        waiting = self._negotiator.waiting(() if self._page is None else self._page.submitted())
         missing = {rank for wait in waiting.values() for rank in wait.missing}
         self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
         report = self._stall.check(waiting, now)
@@ -208,6 +280,121 @@ class RemoteDecider(Decider):
 
     def tune(self, tuning: Tuning) -> None:
         raise ValueError(f"only rank {self._ranks[0]} tunes this group")
+
+
+class PageDecider(Decider):
+    """Agrees in ``page`` on the tensors that all ranks know. For everything else ``inner`` exchanges messages.
+
+    Decisions of the page number the messages of the root: a message counts on every rank after the same decision.
+    While the page is closed, messages count in their own order, and ``inner`` gets all tensors. ``root`` is ``inner``
+    at the root.
+    """
+
+    def __init__(self, inner: Decider, page: Page, root: RootDecider | None = None) -> None:
+        self._inner = inner
+        self._page = page
+        self._root = root
+        self._in_page = (1 << page.names) - 1
+        self._generation = 0  # of the latest message that has counted
+        self._is_open = True
+        self._has_ended = False
+        self._closings = 0
+        self._messages = 0  # that have counted
+        self._is_due = False  # the page has decided that the next message counts now
+        self._came: deque[Run | End] = deque()  # messages that have not counted
+
+    @property
+    def due(self) -> float | None:  # type: ignore[override]
+        return self._inner.due
+
+    @property
+    def has_agreed(self) -> bool:
+        return self._page.is_held_back or self._inner.has_agreed
+
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        self._inner.receive(sender, message, now)
+
+    def submit(self, ready: Ready, now: float) -> None:
+        bits = ready.bits
+        if self._is_open and (in_page := bits & self._in_page):
+            self._page.submit(in_page, ready.blank_bits & in_page)
+            bits ^= in_page
+        if bits or ready.requests:
+            self._inner.submit(
+                Ready(
+                    ready.generation,
+                    bits,
+                    ready.requests,
+                    ready.blank_bits & bits,
+                    ready.blank_requests,
+                    self._closings,
+                ),
+                now,
+            )
+
+    def resubmit(self, unanswered: Ready, now: float) -> None:
+        bits = unanswered.bits & self._in_page
+        blank_bits = unanswered.blank_bits & bits
+        if not self._is_open:
+            self._inner.submit(Ready(unanswered.generation, bits, (), blank_bits, 0, self._closings), now)
+        elif bits:
+            self._page.submit(bits, blank_bits)
+
+    def decisions(self, has_room: bool, now: float) -> Iterator[Decision]:
+        for message in self._inner.decisions(has_room, now):
+            assert isinstance(message, (Run, End))
+            if self._has_ended or (isinstance(message, End) and message.kind not in ORDERLY):
+                self._has_ended = True
+                self._page.abort()
+                yield message
+            else:
+                self._came.append(message)
+        while not self._has_ended:
+            if self._is_due or not self._is_open:
+                if not self._came:
+                    return
+                self._is_due = False
+                self._messages += 1
+                message = self._came.popleft()
+                self._has_ended = isinstance(message, End)
+                yield message
+                if isinstance(message, Run):
+                    self._generation = message.generation
+                    if message.opens:
+                        self._page.reopen(self._messages)
+                        self._is_open = True
+                        yield Resubmit()
+                continue
+            kind, bits, blank_bits = self._page.next(has_room)
+            if self._root is not None:
+                self._root.arrived(self._page.news(), now)
+            if kind == native.DECIDED_TENSORS:
+                if self._root is not None:
+                    self._root.ran(self._generation, bits, now)
+                yield Common(bits, blank_bits)
+            elif kind == native.DECIDED_MESSAGE:
+                self._is_due = True
+            elif kind == native.DECIDED_CLOSING:
+                self._closings += 1
+                self._is_open = False
+                yield Resubmit()
+            elif kind == ABORTED:
+                self._has_ended = True
+                yield from (message for message in self._came if isinstance(message, End))
+            elif self._root is None or not self._root.asks(self._page, self._closings):
+                return
+
+    def lost(self) -> None:
+        self._page.abort()
+
+    def arm(self) -> bool:
+        return not self._has_ended and self._page.arm()
+
+    def end(self, end: End) -> None:
+        self._inner.end(end)
+
+    def tune(self, tuning: Tuning) -> None:
+        self._inner.tune(tuning)
 
 
 def _unexpected(rank: int) -> ProtocolError:

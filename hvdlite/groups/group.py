@@ -148,7 +148,15 @@ class Group:
             self.planes, self._in_flight, self.observer, self._on_batches_done, self._on_batch_failed
         )
         self._coordinator = Coordinator(
-            membership, options, self._link, self.planes, self._in_flight, self._executor, self.observer, self._on_end
+            membership,
+            options,
+            self._link,
+            self.planes,
+            self._in_flight,
+            self._executor,
+            self.observer,
+            self._on_end,
+            self._link.page,
         )
         self._decider = self._coordinator.decider
         self.known = self._coordinator.known
@@ -290,6 +298,7 @@ class Group:
     def tune(self, tuning: Tuning) -> None:
         """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on any rank but the root."""
         self._decider.tune(tuning)
+        self._inbox.wake.set()
 
     @property
     def tuning(self) -> Tuning | None:
@@ -396,7 +405,8 @@ class Group:
     def _serve(self) -> None:
         while not self._is_stopping:
             turns = self._turns
-            self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
+            if not self._decider.arm():  # also for a driver that sleeps: the turn before may have been this thread's
+                self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
             self._is_alert = bool(self._in_flight or self._watches or self._executor.is_issuing) or self._turns != turns
             self._turn()
             self._executor.wake()
@@ -479,7 +489,7 @@ class Group:
                     self._turn()
         finally:
             self._executor.wake()
-            if self._decider.has_agreed or self._next_timer is not None:
+            if self._decider.arm() or self._decider.has_agreed or self._next_timer is not None:
                 self._inbox.wake.set()
             self._driving.release()
 

@@ -19,7 +19,7 @@ from hvdlite.errors import HorovodInternalError
 
 _LOCAL = 18  # of the segment, the arena, the engine and the listener
 _ACROSS = 24  # of ZeroMQ, the rings and the rendezvous, which ends later
-_PER_NEIGHBOUR = 2  # of the same host, at its leader
+_PER_NEIGHBOUR = 3  # of the same host: two at its leader, and its bell
 _MOST_LINKS: Final = 40  # as the kernel's
 _ROOT: Final = 0
 _OPEN_TO_ALL: Final = stat.S_ISVTX | stat.S_IWOTH

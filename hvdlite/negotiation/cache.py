@@ -1,8 +1,9 @@
 """The response cache: a tensor that all ranks remember takes one bit on the wire.
 
-Every rank has a `Cache`, from names to bits and the rank's own requests. The root also has `Definitions`, from bits to
-the agreed tensors. Both change only when a response is processed. Every rank processes the same responses in the same
-order, so bits have the same meaning on all ranks.
+Every rank has a `Cache`, from names to bits and the rank's own requests. It changes only when a response is processed.
+Every rank processes the same responses in the same order, so bits have the same meaning on all ranks, and all ranks cut
+the same bits into the same batches. The root has further `Definitions` of its own, because it knows a tensor as soon as
+it has answered.
 
 When the table is full, the root starts a new *generation*: all ranks forget everything at the same run. The root keeps
 the older tables, to read bits of older generations.
@@ -48,7 +49,10 @@ def runs_with_joined_ranks(key: FuseKey) -> bool:
 
 
 class Definition(NamedTuple):
-    """An agreed tensor: the request of one rank, and the rows that all ranks agreed on (`hvdlite.negotiation.rows`)."""
+    """An agreed tensor: the request of one rank, and the rows that all ranks agreed on (`hvdlite.negotiation.rows`).
+
+    ``nbytes`` and the fuse key of the request do not depend on the rank.
+    """
 
     request: Request
     rows: Rows
@@ -76,11 +80,11 @@ class FuseClass:
 
 
 class Definitions:
-    """The root's table of one generation: from bits to definitions, with the bits of each fuse class."""
+    """The table of one generation: from bits to definitions, with the bits of each fuse class."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 0) -> None:
         self._capacity = capacity
-        self._rows: list[Definition] = []
+        self._rows: dict[int, Definition] = {}
         self._bit_of: dict[str, int] = {}
         self.classes: dict[FuseKey, FuseClass] = {}
 
@@ -102,13 +106,13 @@ class Definitions:
         """Remembers a new name and returns its bit."""
         bit = len(self._rows)
         self._bit_of[definition.request.name] = bit
-        self._rows.append(definition)
-        self._count(bit, definition, 1)
+        self.set(bit, definition)
         return bit
 
-    def replace(self, bit: int, definition: Definition) -> None:
-        """Gives ``bit`` a new meaning under the same name."""
-        self._count(bit, self._rows[bit], -1)
+    def set(self, bit: int, definition: Definition) -> None:
+        """Gives ``bit`` a meaning, or a new one under the same name."""
+        if (earlier := self._rows.get(bit)) is not None:
+            self._count(bit, earlier, -1)
         self._rows[bit] = definition
         self._count(bit, definition, 1)
 
@@ -120,16 +124,15 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A remembered tensor on one rank. ``bit`` stands for exactly this request; ``rows`` are as in `Definition`."""
+    """A remembered tensor on one rank. ``bit`` stands for exactly this request."""
 
     bit: int
     request: Request
     nbytes: int
-    rows: Rows
 
 
 class Cache:
-    """The tensors that one rank remembers, by name (``known``) and by bit.
+    """The tensors that one rank remembers, by name (``known``) and by bit (``definitions``).
 
     Threads that submit read ``known``, to reuse its request objects.
     """
@@ -137,7 +140,7 @@ class Cache:
     def __init__(self) -> None:
         self.generation = 0
         self.known: dict[str, Known] = {}
-        self.by_bit: dict[int, Known] = {}
+        self.definitions = Definitions()
 
     def bit_of_name(self, name: str) -> int:
         """Returns the bit of ``name``, or -1."""
@@ -146,7 +149,8 @@ class Cache:
 
     def remember(self, bit: int, request: Request, rows: Rows) -> None:
         """Makes ``bit`` stand for ``request``."""
-        self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
+        self.known[request.name] = Known(bit, request, request.nbytes)
+        self.definitions.set(bit, Definition(request, rows))
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is new. True if it is."""
@@ -154,5 +158,5 @@ class Cache:
             return False
         self.generation = generation
         self.known.clear()
-        self.by_bit.clear()
+        self.definitions = Definitions()
         return True

@@ -115,7 +115,8 @@ class Ready:
     """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``.
 
     The rank has no value for *blank* tensors, and contributes zeros. ``blank_bits`` is the subset of ``bits`` of blank
-    tensors, and ``blank_requests`` the set of the indices of blank requests.
+    tensors, and ``blank_requests`` the set of the indices of blank requests. ``closings``: how often the rank has
+    closed the page of its group (`hvdlite.control.page`).
     """
 
     generation: int
@@ -123,6 +124,7 @@ class Ready:
     requests: tuple[Request, ...]
     blank_bits: int = 0
     blank_requests: int = 0
+    closings: int = 0
 
 
 class News(NamedTuple):
@@ -154,13 +156,14 @@ class Run:
     """The root's decision: batches to run in this order, with the bits of cache ``generation``.
 
     ``blank_bits`` are the known tensors in these batches for which no rank had a value. ``tuning`` applies from this
-    run on; None if it has not changed.
+    run on; None if it has not changed. After a run that ``opens`` the page, ranks agree there again.
     """
 
     generation: int
     batches: tuple[Batch, ...]
     blank_bits: int = 0
     tuning: Tuning | None = None
+    opens: bool = False
 
     @property
     def bits(self) -> int:
@@ -172,6 +175,13 @@ class Run:
                 if response.bit >= 0:
                     bits |= 1 << response.bit
         return bits
+
+
+class Common(NamedTuple):
+    """A decision of the page: all ranks have submitted the known tensors of ``bits``, and none has a value for some."""
+
+    bits: int
+    blank_bits: int
 
 
 class EndKind(IntEnum):

@@ -18,6 +18,14 @@ with an error.
 A tensor is *blank* if no rank has a value for it. Each rank reports the tensors for which it has none; joined ranks
 have no values.
 
+The ranks of a group may have a page (`hvdlite.control.page`). While it is *open*, they agree there on the tensors that
+have a bit below ``page_names``, without the root. The root must not answer such a name while some rank has submitted
+its bit in the page. So it closes the page when a rank joins, when one rank submits a bit and another one requests the
+name, and before a new generation. Each rank reports its closing with a message, even an empty one, that has its
+unanswered bits. The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
+until it opens the page with a run. After that run the ranks submit their unanswered bits again, in the page; the root
+forgets those bits, and ignores bits from before.
+
 Invariants:
 
 - A name is in flight at most once on each rank. So when a bit changes its meaning, no rank sends the bit before it has
@@ -31,7 +39,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_, or_
 
@@ -54,7 +62,7 @@ class Negotiator:
     applies from the next run on, which sends it to all ranks.
     """
 
-    def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning) -> None:
+    def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning, page_names: int = 0) -> None:
         self._ranks = ranks
         self._size = size = len(ranks)
         self._capacity = cache_capacity
@@ -78,11 +86,48 @@ class Negotiator:
         self._unequal: dict[str, str] = {}
         self._is_full = False
         self._was_last = False
+        self._in_page = (1 << page_names) - 1
+        self._closing = 1 if page_names else 0  # the number of the next or present closing
+        self._closed: set[int] = set()  # the ranks that have closed the page
+        self._must_close = False
+        self._early: list[tuple[int, Ready]] = []  # what ranks sent after they closed, while others have not
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is a page, and no rank has closed it."""
+        return bool(self._in_page) and not self._closed
+
+    @property
+    def has_stale(self) -> bool:
+        """True if some rank has requested a name that other ranks may submit as a bit."""
+        return bool(self._stale)
+
+    @property
+    def _is_closed(self) -> bool:
+        return len(self._closed) == self._size
+
+    def must_close(self, submitted: Callable[[], int]) -> bool:
+        """True if the page is open and must be closed. ``submitted`` returns the bits that ranks submitted there."""
+        if not self.is_open:
+            return False
+        if self._must_close or self._is_full or self.tuning.hold_s:
+            return True
+        self._must_close = bool(self._stale and self._stale & submitted())
+        return self._must_close
+
+    @property
+    def _may_open(self) -> bool:
+        return self._is_closed and not (self._joined or self._stale or self._is_full or self.tuning.hold_s)
 
     @property
     def has_agreed(self) -> bool:
         """True if `cut` has something to return."""
-        return bool(self._agreed_bits or self._agreed or self._errors)
+        if not self._in_page:
+            return bool(self._agreed_bits or self._agreed or self._errors)
+        if not self._is_closed and (self._closed or self._must_close or self._is_full):
+            return False
+        is_tuned = self._sent_tuning is not None and self.tuning is not self._sent_tuning
+        return bool(self._agreed_bits or self._agreed or self._errors or self._may_open or is_tuned)
 
     @property
     def is_waiting(self) -> bool:
@@ -95,21 +140,53 @@ class Negotiator:
         Raises ProtocolError if no correct rank sends it.
         """
         self._was_last = False
-        if ready.bits:
+        if self._in_page and not self._is_closed and self._is_early(rank, ready):
+            self._early.append((rank, ready))
+            self._read_early()
+        else:
+            self._read(rank, ready)
+        if self._unequal:
+            if self._in_page and not self._is_closed:
+                self._must_close = True
+            else:
+                self._answer_unequal_groups()
+        return self._was_last
+
+    def _is_early(self, rank: int, ready: Ready) -> bool:
+        """True if ``ready`` must not be read before all ranks have closed the page."""
+        if ready.closings == self._closing:
+            self._closed.add(rank)
+            return True
+        if _has_join(ready):
+            self._must_close = True
+            return True
+        return any(earlier == rank for earlier, _ in self._early)
+
+    def _read_early(self) -> None:
+        if not self._is_closed:
+            return
+        self._must_close = False
+        early, self._early = self._early, []
+        for rank, ready in sorted(early, key=lambda each: _has_join(each[1])):  # a rank's bits are from before its join
+            self._read(rank, ready)
+
+    def _read(self, rank: int, ready: Ready) -> None:
+        if ready.closings > self._closing:
+            raise ProtocolError(f"rank {self._ranks[rank]} closed a page that is not open")
+        if bits := ready.bits:
             if ready.generation != self._generation:
                 self._receive_retired(rank, ready)
-            elif ready.bits >> len(self._definitions):
+            elif bits >> len(self._definitions):
                 raise ProtocolError(f"rank {self._ranks[rank]} named a tensor that was never agreed")
             else:
-                self._receive_bits(rank, ready.bits, ready.blank_bits)
+                if ready.closings != self._closing:
+                    bits &= ~self._in_page  # the rest comes in the page
+                self._receive_bits(rank, bits, ready.blank_bits & bits)
         for index, request in enumerate(ready.requests):
             if not is_well_formed(request, rank, self._size):
                 raise ProtocolError(f"rank {self._ranks[rank]} sent an invalid request for {request.name!r}")
             self._add_request(rank, request, ready.blank_requests >> index & 1)
-        if self._unequal:
-            self._answer_unequal_groups()
         self._seen_generation[rank] = ready.generation
-        return self._was_last
 
     def cut(self) -> Run:
         """Returns batches of everything that is agreed; call it if `has_agreed`. The caller sends all runs in order."""
@@ -125,13 +202,23 @@ class Negotiator:
         self._agreed_bits = 0
         self._agreed = []
         self._errors = []
+        if self._may_open:
+            run.opens = True
+            self._open()
         if self._is_full:
             self._start_generation()
         return run
 
-    def waiting(self) -> dict[str, Wait]:
+    def _open(self) -> None:
+        self._closing += 1
+        self._closed.clear()
+        self._ready = [ready & ~self._in_page for ready in self._ready]
+        self._filled &= ~self._in_page
+
+    def waiting(self, in_page: Sequence[int] = ()) -> dict[str, Wait]:
         """Returns the names that only some ranks submitted, each with the ranks that did and that did not.
 
+        ``in_page`` has for each rank the bits that it has submitted in the page.
         A join waits as long as other ranks have work, so its name changes with every run and never seems to stall.
         """
         missing = {}
@@ -139,10 +226,11 @@ class Negotiator:
             shown = f"{JOIN_NAME} after {self._runs_cut} runs" if name == JOIN_NAME else name
             absent = [rank for rank in self._absent(requested) if rank not in self._joined]
             missing[shown] = Wait(self._numbers_of(absent), self._numbers_of(sorted(requested)))
-        submitted = reduce(or_, self._ready)
+        all_ready = list(map(or_, self._ready, in_page)) if in_page else self._ready
+        submitted = reduce(or_, all_ready)
         waits: dict[bytes, Wait] = {}  # many tensors wait for the same ranks
         bits = members(submitted) if submitted else []
-        for bit, ready in zip(bits, membership(self._ready, bits), strict=True):
+        for bit, ready in zip(bits, membership(all_ready, bits), strict=True):
             if ready not in waits:
                 absent = [rank for rank in self._live() if not ready[rank]]
                 present = [rank for rank, is_ready in enumerate(ready) if is_ready]
@@ -234,7 +322,7 @@ class Negotiator:
         if not all(request.cacheable for request in requests):
             bit = -1
         elif bit >= 0:
-            self._definitions.replace(bit, definition)
+            self._definitions.set(bit, definition)
         elif not self._definitions.is_full:
             bit = self._definitions.add(definition)
         else:
@@ -325,3 +413,7 @@ class Negotiator:
         for rank, bits in enumerate(waiting):
             for bit in members(bits) if bits else ():
                 self._add_request(rank, table[bit].of_rank(rank), not filled >> bit & 1)
+
+
+def _has_join(ready: Ready) -> bool:
+    return any(request.kind is Kind.JOIN for request in ready.requests)

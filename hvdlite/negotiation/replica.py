@@ -14,7 +14,8 @@ from hvdlite.negotiation.bits import members, set_of
 from hvdlite.negotiation.cache import Cache
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry, of_joined
-from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run, Tuning
+from hvdlite.negotiation.fuse import fuse
+from hvdlite.negotiation.messages import JOIN_NAME, Batch, Common, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.rows import Rows
 from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
@@ -99,6 +100,17 @@ class Replica:
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
+    def unanswered(self) -> Ready:
+        """Returns a message that reports all unanswered bits once more."""
+        bits = set_of(list(self.by_bit))
+        return Ready(self.cache.generation, bits, (), self._blank_bits & bits)
+
+    def run_of(self, common: Common) -> Run:
+        """Cuts a decision of the page into batches, which are the same on all ranks."""
+        assert self.tuning is not None  # a rank knows no tensor before the first run
+        batches = fuse(common.bits, self.cache.definitions, (), self.tuning.fusion_threshold)
+        return Run(self.cache.generation, tuple(batches), common.blank_bits)
+
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root. Returns the batches to run, in order, and the entries that fail.
 
@@ -138,7 +150,7 @@ class Replica:
         if not batch.bits:
             return [], []
         bits = members(batch.bits)
-        submitted, known = self.by_bit, self.cache.by_bit
+        submitted, known = self.by_bit, self.cache.definitions
         has_joined = JOIN_NAME in self._by_name
         try:
             for bit in bits if has_joined else ():

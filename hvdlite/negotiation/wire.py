@@ -3,10 +3,10 @@
 Every frame begins with a header: magic, version, type, the frame's number, the number of frames that the sender has
 received, and the session's number. Then follows, by type::
 
-    READY   generation u32, four lengths u32, bits, blank bits, blank requests, requests as JSON
-    RUN     generation u32, batches u32, length of blank bits u32, number of tunings u8 (0 or 1), blank bits, the
-            tuning (fusion threshold u64, hold-off in seconds f64), then each batch: length of bits u32, of responses
-            u32, bits, responses as JSON
+    READY   generation u32, closings u32, four lengths u32, bits, blank bits, blank requests, requests as JSON
+    RUN     generation u32, batches u32, length of blank bits u32, flags u8 (1: it has a tuning, 2: it opens the page),
+            blank bits, the tuning (fusion threshold u64, hold-off in seconds f64), then each batch: length of bits u32,
+            of responses u32, bits, responses as JSON
     END     JSON
     GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, the body of a READY
 
@@ -50,9 +50,9 @@ MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 7
+_VERSION = 8
 _HEADER = struct.Struct("<2sBBQQQ")
-_READY = struct.Struct("<IIIII")
+_READY = struct.Struct("<IIIIII")
 _RUN = struct.Struct("<IIIB")
 _TUNING = struct.Struct("<Qd")
 _LENGTHS = struct.Struct("<II")
@@ -111,7 +111,8 @@ def body_of(message: Message) -> tuple[Type, bytes]:
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):
         blank = _bytes_of(message.blank_bits)
-        parts = [_RUN.pack(message.generation, len(message.batches), len(blank), message.tuning is not None), blank]
+        flags = (message.tuning is not None) | message.opens << 1
+        parts = [_RUN.pack(message.generation, len(message.batches), len(blank), flags), blank]
         if message.tuning is not None:
             parts.append(_TUNING.pack(*message.tuning))
         for batch in message.batches:
@@ -166,7 +167,7 @@ def _message(kind: int, frame: bytes) -> Message:
 def _ready_body(ready: Ready) -> bytes:
     sets = (_bytes_of(ready.bits), _bytes_of(ready.blank_bits), _bytes_of(ready.blank_requests))
     requests = _json_of(ready.requests)
-    return b"".join((_READY.pack(ready.generation, *map(len, sets), len(requests)), *sets, requests))
+    return b"".join((_READY.pack(ready.generation, ready.closings, *map(len, sets), len(requests)), *sets, requests))
 
 
 def _bytes_of(bits: int) -> bytes:
@@ -178,7 +179,7 @@ def _json_of(rows: tuple[Any, ...]) -> bytes:
 
 
 def _decode_ready(frame: bytes, offset: int) -> Ready:
-    generation, *lengths = _READY.unpack_from(frame, offset)
+    generation, closings, *lengths = _READY.unpack_from(frame, offset)
     offset += _READY.size
     _expect(len(frame) == offset + sum(lengths), "the length of READY differs from its header")
     sets = []
@@ -188,17 +189,17 @@ def _decode_ready(frame: bytes, offset: int) -> Ready:
     bits, blank_bits, blank_requests = sets
     requests = tuple(map(_request, _rows(frame[offset:])))
     _expect(not blank_bits & ~bits and not blank_requests >> len(requests), "READY has blank tensors that it lacks")
-    return Ready(generation, bits, requests, blank_bits, blank_requests)
+    return Ready(generation, bits, requests, blank_bits, blank_requests, closings)
 
 
 def _decode_run(frame: bytes, offset: int) -> Run:
-    generation, count, blank_length, tunings = _RUN.unpack_from(frame, offset)
+    generation, count, blank_length, flags = _RUN.unpack_from(frame, offset)
     offset += _RUN.size
     blank_bits = int.from_bytes(frame[offset : offset + blank_length], "little")
     offset += blank_length
     tuning = None
-    if tunings:
-        _expect(tunings == 1, "RUN has more than one tuning")
+    _expect(flags < 4, "the flags of RUN")
+    if flags & 1:
         tuning = Tuning(*_TUNING.unpack_from(frame, offset))
         _expect(tuning.fusion_threshold <= MAX_BYTES and 0 <= tuning.hold_s < math.inf, "a tuning")
         offset += _TUNING.size
@@ -214,7 +215,7 @@ def _decode_run(frame: bytes, offset: int) -> Run:
         batches.append(Batch(bits, tuple(map(_response, responses))))
         offset = end
     _expect(offset == len(frame), "RUN has bytes after its last batch")
-    return Run(generation, tuple(batches), blank_bits, tuning)
+    return Run(generation, tuple(batches), blank_bits, tuning, bool(flags & 2))
 
 
 def _decode_gathered(frame: bytes, offset: int) -> Gathered:

@@ -113,10 +113,11 @@ enum {
 };
 
 // Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`. Both last
-// until the next call. `is_held_back`: this rank was not willing to decide.
+// until the next call. `is_held_back`: this rank was not willing to decide. `is_waiting`: some names wait for ranks.
 typedef struct {
   int32_t kind;
   int32_t is_held_back;
+  int32_t is_waiting;
   int32_t words;
   const uint64_t* tensors;
   const uint64_t* blanks;
@@ -147,8 +148,11 @@ HVD_API hvd_status hvd_page_submit(hvd_page* page, const uint64_t* names, const 
 HVD_API void hvd_page_announce(hvd_page* page, uint32_t messages);
 HVD_API void hvd_page_request_closing(hvd_page* page);
 
-// Takes the next decision. Without `is_willing`, this rank decides on no tensors itself. HVD_INVALID if a peer wrote
-// what no correct peer writes.
+// At rank 0: from now on, or no longer, each submit of another rank rings its bell. hvd_page_next must follow.
+HVD_API void hvd_page_watch(hvd_page* page, int32_t is_watched);
+
+// Takes the next decision. Without `is_willing`, this rank decides on no tensors itself. HVD_ABORTED if there is none,
+// and the page is; HVD_INVALID if a peer wrote what no correct peer writes.
 HVD_API hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out);
 
 // Opens the page again, once all ranks have taken the closing. What was submitted before counts no more.
@@ -165,6 +169,8 @@ HVD_API int32_t hvd_page_take_news(hvd_page* page, hvd_news* news);
 HVD_API int32_t hvd_page_arm(hvd_page* page);
 HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
 
+// Some rank will take part no more, so there may be no further decision. Any thread.
+HVD_API void hvd_page_abort(hvd_page* page);
 HVD_API void hvd_page_close(hvd_page* page);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped

@@ -44,8 +44,14 @@ hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int6
   submitted_ += count;
   if (bells_ != nullptr) page_.line(own_).submitted_at.set(now_ns);
   page_.line(own_).submitted.store(submitted_);
-  fence();  // before this rank reads what the others have submitted
+  fence();  // before this rank reads what the others have submitted, and whether the root watches
+  if (bells_ != nullptr && own_ != 0 && page_.line(0).is_watched.load() != 0) bells_->ring(0);
   return HVD_OK;
+}
+
+void Agreement::watch(bool is_watched) noexcept {
+  page_.line(own_).is_watched.store(is_watched);
+  fence();  // before this rank reads what the others have submitted
 }
 
 void Agreement::announce(uint32_t messages) noexcept {
@@ -77,6 +83,7 @@ hvd_status Agreement::scan() noexcept {
       const bool is_blank = (entry & kBlank) != 0;
       Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
       if (waiting.count == 2) return HVD_INVALID;
+      ++pending_;
       if (++waiting.count == 2) {
         waiting.is_second_blank = is_blank;
       } else {
@@ -209,6 +216,7 @@ bool Agreement::take(uint32_t name) noexcept {
     waiting[rank].is_first_blank = waiting[rank].count == 2 && waiting[rank].is_second_blank;
     if (--waiting[rank].count == 0) --holders_[name];
   }
+  pending_ -= static_cast<uint64_t>(geometry_.size);
   return blanks == geometry_.size;
 }
 
@@ -221,6 +229,7 @@ hvd_status Agreement::open(uint32_t messages) noexcept {
 void Agreement::close() noexcept {
   ++closings_;
   is_open_ = false;
+  pending_ = 0;
   std::fill(waiting_.begin(), waiting_.end(), Waiting{});
   std::fill(holders_.begin(), holders_.end(), 0u);
   std::fill(ready_.begin(), ready_.end(), uint64_t{0});
@@ -231,17 +240,16 @@ hvd_status Agreement::sleep(int64_t until_ns) noexcept {
   const uint32_t seen = line.bell.load();
   line.is_asleep.store(1);
   fence();  // before the last look at the decision
-  Header& header = page_.header();
-  const bool is_aborted = header.aborted.load() != 0;
-  if (!is_aborted && !has_decision()) line.bell.sleep(seen, until_ns);
+  if (!has_decision()) line.bell.sleep(seen, until_ns);
   line.is_asleep.store(0);
-  return header.aborted.load() != 0 ? HVD_ABORTED : HVD_OK;
+  return page_.header().aborted.load() != 0 ? HVD_ABORTED : HVD_OK;
 }
 
 // Another thread of this rank may be in `next`, so what it has applied is read where it publishes it.
 bool Agreement::has_decision() noexcept {
   const uint64_t decided = page_.line(own_).applied.load();
-  return is_number(page_.header().decisions[decided % 2].load(), decided);
+  Header& header = page_.header();
+  return is_number(header.decisions[decided % 2].load(), decided) || header.aborted.load() != 0;
 }
 
 bool Agreement::arm() noexcept {

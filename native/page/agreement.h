@@ -78,6 +78,9 @@ class Agreement {
   // Publishes that this rank wants the page to be closed.
   void request_closing() noexcept;
 
+  // At the root: from now on, or no longer, each submit of another rank rings its bell.
+  void watch(bool is_watched) noexcept;
+
   // Sets `*decision` to the next decision, or its kind to kNone if there is none yet. A rank that is not `willing` to
   // propose tensors leaves that to others, or to its next call; see `is_held_back`. HVD_INVALID if a peer wrote what no
   // correct peer writes.
@@ -86,7 +89,10 @@ class Agreement {
   // True if the latest `next` would have decided on tensors if this rank had been willing.
   bool is_held_back() const noexcept { return is_held_back_; }
 
-  // True if another rank has decided. Any thread of this rank.
+  // True if some rank has submitted a name that has not run, as far as this rank has read.
+  bool is_waiting() const noexcept { return pending_ != 0; }
+
+  // True if another rank has decided, or the page is aborted. Any thread of this rank.
   bool has_decision() noexcept;
 
   // From now until the next call of `next`, the next decision of another rank rings this rank's bell. True if there is
@@ -146,6 +152,7 @@ class Agreement {
   bool wants_closing_ = false;
   bool has_message_ = false;
   bool is_held_back_ = false;
+  uint64_t pending_ = 0;  // submits that have not run
   // For `take_news`.
   bool takes_news_ = false;
   bool has_completed_ = false;      // some submit was the last one of its name

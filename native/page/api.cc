@@ -88,10 +88,17 @@ void hvd_page_announce(hvd_page* page, uint32_t messages) { page->agreement->ann
 
 void hvd_page_request_closing(hvd_page* page) { page->agreement->request_closing(); }
 
+void hvd_page_watch(hvd_page* page, int32_t is_watched) { page->agreement->watch(is_watched != 0); }
+
 hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out) {
   hvd::page::Decision decision = {};
   if (hvd_status status = page->agreement->next(&decision, is_willing != 0)) return status;
-  *out = {static_cast<int32_t>(decision.kind), page->agreement->is_held_back(), decision.words, decision.tensors,
+  if (decision.kind == Kind::kNone && page->page.header().aborted.load() != 0) return HVD_ABORTED;
+  *out = {static_cast<int32_t>(decision.kind),
+          page->agreement->is_held_back(),
+          page->agreement->is_waiting(),
+          decision.words,
+          decision.tensors,
           decision.blanks};
   return HVD_OK;
 }
@@ -129,6 +136,14 @@ int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t sec
   if (spin->is_idle == 0) hvd::note_wait(spin, is_spin_enough);
   spin->is_idle = ready == 0 && !has_decision;
   return (fds[0].revents != 0 ? 1 : 0) | (fds[1].revents != 0 ? 2 : 0);
+}
+
+void hvd_page_abort(hvd_page* page) {
+  page->page.abort();
+  for (int32_t rank = 0; rank < page->page.geometry().size; ++rank) {
+    uint32_t armed = 1;
+    if (page->page.line(rank).is_armed.replace(&armed, 0)) page->bells_of_ranks.ring(rank);
+  }
 }
 
 void hvd_page_close(hvd_page* page) { delete page; }

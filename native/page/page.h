@@ -53,8 +53,9 @@ struct Line {
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
   Word<int64_t> submitted_at;             // on the monotonic clock
   alignas(64) Word<uint32_t> is_asleep;
-  Word<uint32_t> bell;      // anybody rings it
-  Word<uint32_t> is_armed;  // the rank sleeps on its descriptors. Whoever clears it wakes the rank.
+  Word<uint32_t> bell;        // anybody rings it
+  Word<uint32_t> is_watched;  // by the root: submits ring its bell
+  Word<uint32_t> is_armed;    // the rank sleeps on its descriptors. Whoever clears it wakes the rank.
 };
 
 using Entry = Word<uint32_t>;

@@ -201,7 +201,7 @@ def test_an_allgather_of_which_one_rank_changes_its_rows() -> None:
     ranks.leaves[0].submit(gather)  # a bit, which meets a request
     ranks.leaves[1].submit(gather._replace(shape=(9,)))
     ranks.settle()
-    assert [leaf.replica.cache.by_bit[0].rows for leaf in ranks.leaves] == [(3, 9), (3, 9)]
+    assert [leaf.replica.cache.definitions[0].rows for leaf in ranks.leaves] == [(3, 9), (3, 9)]
 
 
 def test_a_full_cache_forgets_everything_at_one_point() -> None:

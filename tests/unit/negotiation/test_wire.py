@@ -151,8 +151,17 @@ def test_a_run_has_one_tuning_or_none_and_costs_nothing_without_it() -> None:
     for length in range(len(untuned), len(tuned)):
         with pytest.raises(ProtocolError):
             decode(tuned[:length], 1, 2)
-    with pytest.raises(ProtocolError, match="more than one tuning"):
-        decode(tuned[:count_at] + b"\2" + tuned[count_at + 1 :] * 2, 1, 2)
+    with pytest.raises(ProtocolError, match="flags"):
+        decode(tuned[:count_at] + b"\4" + tuned[count_at + 1 :], 1, 2)
+
+
+def test_messages_say_that_a_page_was_closed_or_opens() -> None:
+    for message in (
+        Ready(1, 6, (), 2, 0, 3),
+        Run(1, (), 0, None, opens=True),
+        Run(1, (), 0, Tuning(5, 1.0), opens=True),
+    ):
+        assert decode(encode(message, 1, 2), 1, 2) == message
 
 
 @pytest.mark.parametrize(("number", "session"), [(2, 2), (0, 2), (1, 3)])
