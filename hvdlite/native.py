@@ -26,11 +26,16 @@ TIMED_OUT: Final = 2
 CORRUPT: Final = 3
 INVALID: Final = 4
 SYSTEM: Final = 5
+BUSY: Final = 6
 
 DECIDED_NOTHING: Final = 0
 DECIDED_TENSORS: Final = 1
 DECIDED_MESSAGE: Final = 2
 DECIDED_CLOSING: Final = 3
+
+CALL_REFUSED: Final = 0
+CALL_DONE: Final = 3
+CALL_LEFT: Final = 4
 
 
 class Reduction(ctypes.Structure):
@@ -52,9 +57,11 @@ class Decision(ctypes.Structure):
         ("kind", c_int32),
         ("is_held_back", c_int32),
         ("is_waiting", c_int32),
+        ("news", c_int32),
         ("words", c_int32),
         ("tensors", c_void_p),
         ("blanks", c_void_p),
+        ("carried", c_void_p),
     )
 
 
@@ -74,16 +81,25 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_keep_freed": (None, (c_uint64,)),
     "hvd_wakeup_ns": (c_int64, ()),
     "hvd_spin_poll": (c_int32, (c_void_p, c_int32, c_int32, c_int32)),
-    "hvd_page_bytes": (c_uint64, (c_int32, c_int32)),
-    "hvd_page_open": (c_int32, (c_int32, c_int32, c_int32, c_int32, c_void_p, POINTER(c_void_p))),
+    "hvd_page_bytes": (c_uint64, (c_int32, c_int32, c_int32)),
+    "hvd_page_open": (
+        c_int32,
+        (c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int64, POINTER(c_void_p)),
+    ),
     "hvd_page_submit": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32)),
     "hvd_page_announce": (None, (c_void_p, c_uint32)),
     "hvd_page_request_closing": (None, (c_void_p,)),
     "hvd_page_watch": (None, (c_void_p, c_int32)),
-    "hvd_page_next": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "hvd_page_next": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p)),
     "hvd_page_reopen": (c_int32, (c_void_p, c_uint32)),
     "hvd_page_waiting": (None, (c_void_p, c_int32, c_void_p)),
-    "hvd_page_take_news": (c_int32, (c_void_p, c_void_p)),
+    "hvd_page_allreduce": (
+        c_int32,
+        (c_void_p, c_uint32, c_void_p, c_void_p, c_uint64, POINTER(Reduction), c_void_p, c_void_p),
+    ),
+    "hvd_page_call": (c_int32, (c_void_p,)),
+    "hvd_page_end_call": (c_int32, (c_void_p,)),
+    "hvd_page_collect": (None, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
     "hvd_page_abort": (None, (c_void_p,)),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,8 +22,34 @@ from hvdlite.memory.segment import create
 from hvdlite.negotiation.wire import ProtocolError
 
 MAX_RANKS: Final = 250  # so many descriptors, and a few more, fit into one message
+News = tuple[int, bool, float]
+"""A rank, whether it was the last one to submit some tensor, and when it submitted, on the monotonic clock."""
+
 ABORTED: Final = -1
+BUSY: Final = -2
+_NONE: Final = {native.ABORTED: ABORTED, native.BUSY: BUSY}
+_DAMAGED: Final = "a rank of this host has damaged the memory in which ranks agree"
 _WORD: Final = 8  # bytes
+_SLOT_BYTES: Final = 16 << 10
+_ALL_SLOTS_BYTES: Final = 512 << 10
+_LINE: Final = 128
+
+
+def _slot_bytes(size: int) -> int:
+    return min(_SLOT_BYTES, _ALL_SLOTS_BYTES // (2 * size) // _LINE * _LINE)
+
+
+class _NewsBuffer:
+    """Room for news of ``size`` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._news = (native.News * size)()
+        self.address = ctypes.addressof(self._news) if size else None
+        self.count = ctypes.c_int32()
+        self.count_at = ctypes.addressof(self.count)
+
+    def first(self, count: int) -> list[News]:
+        return [(each.rank, bool(each.was_last), each.at_ns / 1e9) for each in self._news[:count]]
 
 
 class PageOffer:
@@ -35,7 +61,7 @@ class PageOffer:
 
     def __init__(self, size: int, capacity: int) -> None:
         names = 1 << max(capacity - 1, 63).bit_length()
-        while not (nbytes := int(native.library().hvd_page_bytes(size, names))):
+        while not (nbytes := int(native.library().hvd_page_bytes(size, names, _slot_bytes(size)))):
             names //= 2
         self.names = names
         self.fds = [create(nbytes)]
@@ -59,26 +85,36 @@ class PageOffer:
 class Page:
     """One rank's end. ``fds`` are those of the `PageOffer`; this object closes them, also if the constructor fails.
 
-    Turns call the methods, so their calls do not overlap; any thread may call `arm` and read ``bell``, this rank's.
-    ``names``: tensors with a bit below are agreed on here. `next` sets ``is_waiting`` if some ranks have submitted
-    tensors that others have not, and ``is_held_back`` if this rank was not willing to decide on tensors.
+    Turns call the methods, so their calls do not overlap. Any thread may call `arm`, and `allreduce` with what follows
+    it, and read ``bell``, this rank's. While such a call waits, the page is *busy* for turns: the call then ends soon,
+    and wants another turn.
+
+    ``names``: tensors with a bit below are agreed on here. ``slot_bytes``: the largest tensor whose bytes may be here.
+    `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, and ``is_held_back`` if this
+    rank was not willing to decide on tensors. At the root it sets ``news``: what it has read of other ranks, each with
+    whether it was the last one for some tensor, and when it submitted, on the monotonic clock, in order of time.
     """
 
-    def __init__(self, fds: Sequence[int], rank: int, size: int, names: int) -> None:
+    def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
+        self.slot_bytes = slot_bytes = _slot_bytes(size)
         self.is_waiting = self.is_held_back = self.is_watched = False
-        self._size = size
-        self._library = native.quick_library()
+        self.news: list[News] = []
+        self.size = size
+        self._library = library = native.quick_library()
         self._bells = list(fds[1:])
         self.bell = self._bells[rank]
         self._words = np.zeros(-(-names // 64), np.uint64)
-        self._news = (native.News * size)()
+        self._of_turn = _NewsBuffer(size if rank == 0 else 0)
+        self._of_call = _NewsBuffer(size if rank == 0 else 0)
         self._decision = native.Decision()
         self._decision_at = ctypes.addressof(self._decision)
         handle = ctypes.c_void_p()
         bells = np.array(self._bells, np.int32)
         try:
-            status = self._library.hvd_page_open(fds[0], rank, size, names, bells.ctypes.data, ctypes.byref(handle))
+            status = library.hvd_page_open(
+                fds[0], rank, size, names, slot_bytes, bells.ctypes.data, spin_ns, ctypes.byref(handle)
+            )
             native.check(status, "mapping the page")
         except BaseException:
             self._close_bells()
@@ -86,15 +122,18 @@ class Page:
         finally:
             os.close(fds[0])
         self.handle = handle
+        self._allreduce = native.library().hvd_page_allreduce
 
-    def submit(self, bits: int, blank_bits: int) -> None:
-        """Publishes that this rank has submitted the tensors of ``bits``."""
+    def submit(self, bits: int, blank_bits: int) -> bool:
+        """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
         words = -(-bits.bit_length() // 64)
         nbytes = words * _WORD
         status = self._library.hvd_page_submit(
             self.handle, bits.to_bytes(nbytes, "little"), blank_bits.to_bytes(nbytes, "little"), words
         )
-        native.check(status, "submitting tensors in the page")
+        if status != native.BUSY:
+            native.check(status, "submitting tensors in the page")
+        return bool(status != native.BUSY)
 
     def announce(self, messages: int) -> None:
         """At the root: publishes how many messages it has sent since the page exists."""
@@ -109,42 +148,67 @@ class Page:
         self.is_watched = is_watched
         self._library.hvd_page_watch(self.handle, is_watched)
 
-    def next(self, is_willing: bool) -> tuple[int, int, int]:
-        """Takes the next decision: its kind (`native.DECIDED_TENSORS` and so on), its bits, and its blank bits.
+    def next(self, is_willing: bool) -> tuple[int, int, int, int]:
+        """Takes the next decision: its kind (`native.DECIDED_TENSORS` and so on), and its bits, blank and carried ones.
 
-        `ABORTED` if there is none and will be none. Raises ProtocolError if a peer wrote what no correct peer writes.
+        `BUSY` if the page is, and `ABORTED` if there is no decision and will be none. Raises ProtocolError if a peer
+        wrote what no correct peer writes.
         """
-        decision = self._decision
-        if status := self._library.hvd_page_next(self.handle, is_willing, self._decision_at):
-            if status == native.ABORTED:
-                return ABORTED, 0, 0
-            raise ProtocolError("a rank of this host has damaged the memory in which ranks agree")
+        decision, news = self._decision, self._of_turn
+        if status := self._library.hvd_page_next(self.handle, is_willing, self._decision_at, news.address):
+            if status in _NONE:
+                return _NONE[status], 0, 0, 0
+            raise ProtocolError(_DAMAGED)
         self.is_waiting, self.is_held_back = bool(decision.is_waiting), bool(decision.is_held_back)
+        if news.address:
+            self.news = news.first(decision.news)
         if (kind := decision.kind) != native.DECIDED_TENSORS:
-            return kind, 0, 0
+            return kind, 0, 0, 0
         nbytes = decision.words * _WORD
-        bits = int.from_bytes(ctypes.string_at(decision.tensors, nbytes), "little")
-        return kind, bits, int.from_bytes(ctypes.string_at(decision.blanks, nbytes), "little")
+        sets = (decision.tensors, decision.blanks, decision.carried)
+        bits, blank_bits, carried_bits = (int.from_bytes(ctypes.string_at(each, nbytes), "little") for each in sets)
+        return kind, bits, blank_bits, carried_bits
 
     def reopen(self, messages: int) -> None:
         """Opens the page after a closing; the root has sent ``messages``. Raises ProtocolError as `next` does."""
-        if self._library.hvd_page_reopen(self.handle, messages & 0xFFFFFFFF):
-            raise ProtocolError("a rank of this host has damaged the memory in which ranks agree")
+        while (status := self._library.hvd_page_reopen(self.handle, messages & 0xFFFFFFFF)) == native.BUSY:
+            pass  # a call is about to find the page closed
+        if status:
+            raise ProtocolError(_DAMAGED)
+
+    # ---- calls
+
+    def allreduce(self, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> tuple[int, list[News]]:
+        """Reduces a tensor for a thread whose rank has nothing in flight, in two milliseconds at most, without the GIL.
+
+        Returns `native.CALL_REFUSED` if nothing was submitted, and else, with news as `next` sets, `native.CALL_DONE`
+        or `native.CALL_LEFT`; then `end_call` must follow. ``reduction`` is a pointer to a `native.Reduction`.
+        """
+        news = self._of_call
+        outcome = self._allreduce(self.handle, bit, source, target, nbytes, reduction, news.address, news.count_at)
+        return outcome, news.first(news.count.value) if news.address and outcome == native.CALL_DONE else []
+
+    def call(self) -> int:
+        """Returns how the latest call ended, until `end_call`; another number if there is none."""
+        return int(self._library.hvd_page_call(self.handle))
+
+    def end_call(self) -> bool:
+        """Ends a call that was not refused. True if a turn is wanted."""
+        return bool(self._library.hvd_page_end_call(self.handle))
+
+    def collect(self, target: int, nbytes: int, reduction: native.Reduction) -> None:
+        """Reduces the bytes of a carried tensor. To be called in the order of the decisions."""
+        self._library.hvd_page_collect(self.handle, target, nbytes, ctypes.byref(reduction))
+
+    # ----
 
     def submitted(self) -> list[int]:
         """Returns for each rank the bits that it has submitted and that have not run, as far as `next` has read."""
         bits = []
-        for rank in range(self._size):
+        for rank in range(self.size):
             self._library.hvd_page_waiting(self.handle, rank, self._words.ctypes.data)
             bits.append(int.from_bytes(self._words.tobytes(), "little"))
         return bits
-
-    def news(self) -> list[tuple[int, bool, float]]:
-        """Returns what `next` has read since the last call: a rank, whether it was the last one for some tensor, and
-        when it submitted, on the monotonic clock. In order of time. The first call returns nothing.
-        """
-        count = self._library.hvd_page_take_news(self.handle, self._news)
-        return [(each.rank, bool(each.was_last), each.at_ns / 1e9) for each in self._news[:count]]
 
     def arm(self) -> bool:
         """Lets the next decision ring the bell, until `next` is called. True if there is a decision already."""

@@ -63,6 +63,7 @@ class UnixLink(ControlLink):
         self.inbox = Inbox(spin_us=options.spin)
         self._membership = membership
         self._session = membership.session
+        self._spin_ns = round(max(options.spin, 0) * 1000)
         self._sent = 0
         self._heartbeat_s = options.heartbeat_interval
         self._patience_s = options.peer_timeout
@@ -128,7 +129,7 @@ class UnixLink(ControlLink):
             self._use(fds, int(names))
 
     def _use(self, fds: list[int], names: int) -> None:
-        self.page = Page(fds, self._membership.rank, self._membership.size, names)
+        self.page = Page(fds, self._membership.rank, self._membership.size, names, self._spin_ns)
         self.inbox.use(self.page)
 
     def send(self, message: Message) -> None:

@@ -13,6 +13,8 @@ from typing import cast
 
 import numpy as np
 
+from hvdlite import native
+from hvdlite.control.page import Page
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.entry import Entry, OnDevice
 from hvdlite.negotiation.kinds import KINDS
@@ -41,17 +43,11 @@ def run(work: Work, planes: Planes) -> Completion | None:
     nbytes = 0
     for entry in work.entries:
         nbytes += entry.nbytes
-        owner = entry.owner
-        # Arrays need no check, and most storages begin where their tensor does.
-        if type(owner) is _ARRAY:
-            continue
-        if owner is None:
+        if entry.owner is None:
             if entry.group is None and entry.nbytes:  # the rank has joined
                 entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
                 entry.target = entry.source
-        elif (owner.data_ptr() != entry.source or len(owner) < entry.nbytes) and not holds(
-            owner, entry.source, entry.nbytes
-        ):
+        elif not is_intact(entry):
             raise HorovodInternalError(
                 f"the storage of tensor {entry.name!r} was resized while the tensor was in flight, or to fewer bytes "
                 "than the tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
@@ -61,6 +57,26 @@ def run(work: Work, planes: Planes) -> Completion | None:
         marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
         planes.of_device(first.device.kind).wait_for(marks)
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
+
+
+def is_intact(entry: Entry) -> bool:
+    """True if the storage of the input, if it has one, still has all its bytes."""
+    owner = entry.owner
+    # Arrays need no check, and most storages begin where their tensor does.
+    if type(owner) is _ARRAY or owner is None:
+        return True
+    if owner.data_ptr() == entry.source and len(owner) >= entry.nbytes:
+        return True
+    return holds(owner, entry.source, entry.nbytes)
+
+
+def collect(work: Work, page: Page) -> None:
+    """Reduces a batch whose bytes all ranks have put into ``page``."""
+    (entry,) = work.entries
+    request = entry.request
+    work.nbytes = entry.nbytes
+    dtype, op, postscale = arithmetic(request, page.size)
+    page.collect(entry.target, entry.nbytes, native.Reduction(int(dtype), op, request.prescale, postscale))
 
 
 def _allreduce(work: Work, plane: DataPlane) -> Completion | None:

@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 from hvdlite.control.link import ControlLink, Left, Lost
 from hvdlite.control.page import Page
-from hvdlite.engine.deciders import Resubmit, decider_of
+from hvdlite.engine.calls import Calls
+from hvdlite.engine.deciders import PageDecider, Resubmit, decider_of
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -67,6 +68,17 @@ class Coordinator:
         self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
+        self.calls: Calls | None = None
+        if isinstance(self.decider, PageDecider):
+            self.calls = Calls(
+                self.decider.page,
+                in_flight,
+                self._replica,
+                observer,
+                lambda: not executor.backlog,
+                self.decider.called,
+                link.inbox.wake.set,
+            )
         self._gone: set[int] = set()  # numbers in the job of the ranks that have left
         self._end: End | None = None
         self.has_ended = threading.Event()
@@ -74,6 +86,8 @@ class Coordinator:
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
         observer, decider = self._observer, self.decider
+        if self.calls is not None:
+            self.calls.settle()
         if observer.on_turn is not None:
             observer.on_turn()
         for item in self._link.receive():
@@ -143,9 +157,12 @@ class Coordinator:
             if isinstance(decision, Resubmit):
                 self.decider.resubmit(self._replica.unanswered(), now)
                 continue
+            is_carried = isinstance(decision, Common) and decision.carried_bits != 0
             if isinstance(decision, Common):
                 decision = self._replica.run_of(decision)
             works, mismatches = self._replica.apply(decision)
+            if is_carried:
+                works[0].is_carried = True
             if mismatches:
                 observer.refused()
             for entry, reason in mismatches:

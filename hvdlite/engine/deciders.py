@@ -22,7 +22,7 @@ from typing import TypeAlias
 from hvdlite import native
 from hvdlite.blackbox.format import Finding
 from hvdlite.control.link import ControlLink
-from hvdlite.control.page import ABORTED, Page
+from hvdlite.control.page import ABORTED, BUSY, News, Page
 from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN
@@ -226,8 +226,8 @@ class RootDecider(Decider):
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
-    def arrived(self, news: Sequence[tuple[int, bool, float]], now: float) -> None:
-        """Tells the observer what ranks have published in the page: see `Page.news`."""
+    def arrived(self, news: Sequence[News], now: float) -> None:
+        """Tells the observer what ranks have published in the page: see `Page`."""
         for rank, was_last, at in news:
             self._observer.arrived(rank, was_last, min(at, now))  # some came after this turn had begun
 
@@ -292,13 +292,14 @@ class PageDecider(Decider):
 
     def __init__(self, inner: Decider, page: Page, root: RootDecider | None = None) -> None:
         self._inner = inner
-        self._page = page
+        self.page = page
         self._root = root
         self._in_page = (1 << page.names) - 1
         self._generation = 0  # of the latest message that has counted
         self._is_open = True
         self._has_ended = False
         self._closings = 0
+        self._unpublished = self._unpublished_blank = 0  # bits that wait while the page is busy
         self._messages = 0  # that have counted
         self._is_due = False  # the page has decided that the next message counts now
         self._came: deque[Run | End] = deque()  # messages that have not counted
@@ -309,7 +310,7 @@ class PageDecider(Decider):
 
     @property
     def has_agreed(self) -> bool:
-        return self._page.is_held_back or self._inner.has_agreed
+        return self.page.is_held_back or self._inner.has_agreed
 
     def receive(self, sender: int, message: Message, now: float) -> None:
         self._inner.receive(sender, message, now)
@@ -317,7 +318,7 @@ class PageDecider(Decider):
     def submit(self, ready: Ready, now: float) -> None:
         bits = ready.bits
         if self._is_open and (in_page := bits & self._in_page):
-            self._page.submit(in_page, ready.blank_bits & in_page)
+            self._publish(in_page, ready.blank_bits & in_page)
             bits ^= in_page
         if bits or ready.requests:
             self._inner.submit(
@@ -338,14 +339,20 @@ class PageDecider(Decider):
         if not self._is_open:
             self._inner.submit(Ready(unanswered.generation, bits, (), blank_bits, 0, self._closings), now)
         elif bits:
-            self._page.submit(bits, blank_bits)
+            self._publish(bits, blank_bits)
+
+    def _publish(self, bits: int, blank_bits: int) -> None:
+        self._unpublished |= bits
+        self._unpublished_blank |= blank_bits
+        if self.page.submit(self._unpublished, self._unpublished_blank):
+            self._unpublished = self._unpublished_blank = 0
 
     def decisions(self, has_room: bool, now: float) -> Iterator[Decision]:
         for message in self._inner.decisions(has_room, now):
             assert isinstance(message, (Run, End))
             if self._has_ended or (isinstance(message, End) and message.kind not in ORDERLY):
                 self._has_ended = True
-                self._page.abort()
+                self.page.abort()
                 yield message
             else:
                 self._came.append(message)
@@ -361,34 +368,47 @@ class PageDecider(Decider):
                 if isinstance(message, Run):
                     self._generation = message.generation
                     if message.opens:
-                        self._page.reopen(self._messages)
+                        self.page.reopen(self._messages)
                         self._is_open = True
                         yield Resubmit()
                 continue
-            kind, bits, blank_bits = self._page.next(has_room)
-            if self._root is not None:
-                self._root.arrived(self._page.news(), now)
+            if self._unpublished:
+                self._publish(0, 0)
+            kind, bits, blank_bits, carried_bits = self.page.next(has_room)
+            if self._root is not None and kind >= 0:
+                self._root.arrived(self.page.news, now)
             if kind == native.DECIDED_TENSORS:
-                if self._root is not None:
-                    self._root.ran(self._generation, bits, now)
-                yield Common(bits, blank_bits)
+                self.ran(bits, now)
+                yield Common(bits, blank_bits, carried_bits)
             elif kind == native.DECIDED_MESSAGE:
                 self._is_due = True
             elif kind == native.DECIDED_CLOSING:
                 self._closings += 1
                 self._is_open = False
+                self._unpublished = self._unpublished_blank = 0  # the root gets all unanswered bits
                 yield Resubmit()
             elif kind == ABORTED:
                 self._has_ended = True
                 yield from (message for message in self._came if isinstance(message, End))
-            elif self._root is None or not self._root.asks(self._page, self._closings):
+            elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return
 
+    def ran(self, bits: int, now: float) -> None:
+        """Counts a decision of the page to run ``bits``."""
+        if self._root is not None:
+            self._root.ran(self._generation, bits, now)
+
+    def called(self, news: Sequence[News], bit: int, now: float) -> None:
+        """Counts a call that has run the tensor of ``bit``."""
+        if self._root is not None:
+            self._root.arrived(news, now)
+            self.ran(1 << bit, now)
+
     def lost(self) -> None:
-        self._page.abort()
+        self.page.abort()
 
     def arm(self) -> bool:
-        return not self._has_ended and self._page.arm()
+        return not self._has_ended and self.page.arm()
 
     def end(self, end: End) -> None:
         self._inner.end(end)

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from hvdlite.engine.batch import run
+from hvdlite.control.page import Page
+from hvdlite.engine.batch import collect, run
 from hvdlite.engine.device_completions import DeviceCompletions
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.main_thread import Drive
@@ -44,8 +45,10 @@ class Executor:
         observer: Observer,
         on_done: Callable[[], None],
         on_failure: Callable[[HvdError], None],
+        page: Page | None = None,
     ) -> None:
         self._planes = planes
+        self._page = page
         self._in_flight = in_flight
         self._observer = observer
         self._on_done = on_done
@@ -132,7 +135,10 @@ class Executor:
             if self._issued and work.entries[0].request.kind is Kind.JOIN:  # a join ends after all batches before it
                 for issued in self._issued.values():
                     issued.drain()
-            completion = run(work, self._planes)
+            if work.is_carried and self._page is not None:
+                collect(work, self._page)
+            else:
+                completion = run(work, self._planes)
             if completion is not None:
                 self._issue(work, completion)
         except Exception as raised:  # of any type: the waiting handles must fail with it

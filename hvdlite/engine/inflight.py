@@ -53,6 +53,20 @@ class InFlight:
         """True if anything is in flight."""
         return bool(self._by_name)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is in flight, new entries are accepted, and nobody keeps their times."""
+        return not (self._by_name or self._new or self._deferred or self._error or self.keeps_times)
+
+    def enter(self, entry: Entry) -> bool:
+        """Puts ``entry`` in flight without submitting it. False if its name is in use."""
+        return self._by_name.setdefault(entry.name, entry) is entry
+
+    def withdraw(self, entry: Entry) -> None:
+        """Undoes `enter`."""
+        if self._by_name.get(entry.name) is entry:
+            self._by_name.pop(entry.name, None)
+
     def submit(self, entry: Entry) -> Handle:
         """Puts ``entry`` in flight, wakes the coordinator if needed, and returns the caller's handle.
 

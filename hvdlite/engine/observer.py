@@ -144,6 +144,17 @@ class Observer:
         if self._subscribers:
             self._publish(work)
 
+    def called(self, work: Work) -> None:
+        """Records a batch that a thread has run in one call, in which it waited from ``work.sent_at`` on."""
+        work.done_at = self._done_at = now = work.moved_at
+        work.waited_s = waited_s = now - work.sent_at
+        work.tensors = 1
+        self._waited_s += waited_s
+        self._unagreed_s += waited_s
+        self._batches += 1
+        if self._subscribers:
+            self._publish(work)
+
     def refused(self) -> None:
         """Records that entries fail without a batch. Turns call it before they fail them, to count the waits so far."""
         waited_s, unagreed_s = self._current_wait(now := monotonic())

@@ -145,7 +145,12 @@ class Group:
         self._in_flight = InFlight(self._inbox.wake.set)
         self.observer = Observer(self._in_flight, membership.leader_of)
         self._executor = Executor(
-            self.planes, self._in_flight, self.observer, self._on_batches_done, self._on_batch_failed
+            self.planes,
+            self._in_flight,
+            self.observer,
+            self._on_batches_done,
+            self._on_batch_failed,
+            self._link.page,
         )
         self._coordinator = Coordinator(
             membership,
@@ -159,6 +164,7 @@ class Group:
             self._link.page,
         )
         self._decider = self._coordinator.decider
+        self._calls = self._coordinator.calls
         self.known = self._coordinator.known
         self._when_ended: deque[Callable[[End], None]] = deque()
         self._fork: End | None = None
@@ -224,7 +230,11 @@ class Group:
 
     def run(self, entry: Entry) -> Handle:
         """Submits ``entry`` and returns the caller's handle when it is done."""
-        self.run_all((entry,))
+        calls = self._calls
+        if calls is None or not calls.run(entry):
+            self.run_all((entry,))
+        elif not entry.is_done:
+            self.wait(entry)
         return entry
 
     def run_all(self, entries: Sequence[Entry]) -> None:

@@ -178,10 +178,15 @@ class Run:
 
 
 class Common(NamedTuple):
-    """A decision of the page: all ranks have submitted the known tensors of ``bits``, and none has a value for some."""
+    """A decision of the page: all ranks have submitted the known tensors of ``bits``.
+
+    No rank has a value for ``blank_bits``. All ranks have put the bytes of ``carried_bits``, one tensor at most, into
+    the page.
+    """
 
     bits: int
     blank_bits: int
+    carried_bits: int = 0
 
 
 class EndKind(IntEnum):

@@ -25,15 +25,16 @@ from hvdlite.negotiation.wire import ProtocolError
 class Work:
     """A batch on this rank: its entries, and the agreed rows of each (`hvdlite.negotiation.rows`).
 
-    ``number`` counts from 1, and is the same on all ranks. Turns and the executor set the other fields, for the
-    observer. Times are of the monotonic clock. ``finished_at``, when the handles were done, exists only if times are
-    kept (`hvdlite.engine.inflight.InFlight`).
+    ``number`` counts from 1, and is the same on all ranks. ``is_carried``: the bytes of all ranks are in the page.
+    Turns and the executor set the other fields, for the observer. Times are of the monotonic clock. ``finished_at``,
+    when the handles were done, exists only if times are kept (`hvdlite.engine.inflight.InFlight`).
     """
 
     entries: Sequence[Entry]
     rows: Sequence[Rows]
     number: int
     nbytes: int = 0
+    is_carried: bool = False
     tensors: int = field(init=False)
     arrival: Arrival | None = field(init=False)
     sent_at: float = field(init=False)
@@ -108,8 +109,19 @@ class Replica:
     def run_of(self, common: Common) -> Run:
         """Cuts a decision of the page into batches, which are the same on all ranks."""
         assert self.tuning is not None  # a rank knows no tensor before the first run
-        batches = fuse(common.bits, self.cache.definitions, (), self.tuning.fusion_threshold)
+        rest = common.bits ^ common.carried_bits
+        batches = [Batch(common.carried_bits, ())] if common.carried_bits else []
+        batches += fuse(rest, self.cache.definitions, (), self.tuning.fusion_threshold) if rest else ()
         return Run(self.cache.generation, tuple(batches), common.blank_bits)
+
+    def adopt(self, bit: int, entry: Entry) -> None:
+        """Records an entry that was submitted as ``bit`` without `submit`."""
+        self.by_bit[bit] = entry
+
+    def count_batch(self) -> int:
+        """Returns the number of a batch that this rank has run without `apply`."""
+        self._batches += 1
+        return self._batches
 
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root. Returns the batches to run, in order, and the entries that fail.

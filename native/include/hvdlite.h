@@ -23,6 +23,7 @@ enum {
   HVD_CORRUPT = 3,    // a frame failed its check
   HVD_INVALID = 4,    // an argument is out of range
   HVD_SYSTEM = 5,     // a system call failed; errno has the reason
+  HVD_BUSY = 6,       // a call holds the page
 };
 
 // The values of hvdlite.tensors.dtypes.DType.
@@ -112,15 +113,18 @@ enum {
   HVD_DECIDED_CLOSING = 3,  // rank 0 decides alone until hvd_page_reopen
 };
 
-// Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`. Both last
-// until the next call. `is_held_back`: this rank was not willing to decide. `is_waiting`: some names wait for ranks.
+// Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`, and all
+// ranks have put the bytes of `carried`, which is one tensor at most, into the page. They last until the next call.
+// `is_held_back`: this rank was not willing to decide. `is_waiting`: some names wait for ranks. `news`: how many.
 typedef struct {
   int32_t kind;
   int32_t is_held_back;
   int32_t is_waiting;
+  int32_t news;
   int32_t words;
   const uint64_t* tensors;
   const uint64_t* blanks;
+  const uint64_t* carried;
 } hvd_decision;
 
 // A rank published something at `at_ns` on the monotonic clock. `was_last`: it completed what others had submitted.
@@ -131,13 +135,17 @@ typedef struct {
 } hvd_news;
 
 // Bytes of the page that hvd_page_open expects behind `fd`, zero-filled; 0 if there is no such page. `names`, a power
-// of two, is how many tensors ranks agree on.
-HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names);
+// of two, is how many tensors ranks agree on. `slot_bytes`: the largest tensor whose bytes a rank can put into the
+// page.
+HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names, int32_t slot_bytes);
 
-// `bells` has an eventfd of each rank, which remain the caller's, and open while the page is. A forked child has no
-// mapping of the page.
-HVD_API hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, const int32_t* bells,
-                                 hvd_page** out);
+// `bells` has an eventfd of each rank, which remain the caller's, and open while the page is. `spin_ns`: how long a
+// call spins before it sleeps. A forked child has no mapping of the page.
+HVD_API hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, int32_t slot_bytes,
+                                 const int32_t* bells, int64_t spin_ns, hvd_page** out);
+
+// A rank has turns, which do not overlap, and calls, which do not overlap either. Functions of turns return HVD_BUSY
+// while a call waits; it then ends, and asks for another turn.
 
 // Publishes names that this rank has submitted, none of which is in flight; for `blanks` it has no value. HVD_INVALID
 // if the page is closed.
@@ -152,8 +160,9 @@ HVD_API void hvd_page_request_closing(hvd_page* page);
 HVD_API void hvd_page_watch(hvd_page* page, int32_t is_watched);
 
 // Takes the next decision. Without `is_willing`, this rank decides on no tensors itself. HVD_ABORTED if there is none,
-// and the page is; HVD_INVALID if a peer wrote what no correct peer writes.
-HVD_API hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out);
+// and the page is; HVD_INVALID if a peer wrote what no correct peer writes. `news`, null or with room for one of each
+// rank, gets what ranks have published since the last call, in order of time.
+HVD_API hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, hvd_news* news);
 
 // Opens the page again, once all ranks have taken the closing. What was submitted before counts no more.
 HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
@@ -161,8 +170,23 @@ HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
 // The names that `rank` has submitted and that have not run, in as many words as hold all names of the page.
 HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
 
-// What each rank has published since the last call, in order of time, and how many ranks did.
-HVD_API int32_t hvd_page_take_news(hvd_page* page, hvd_news* news);
+// How a call ends. REFUSED: nothing was submitted, and it must be in another way. LEFT: `name` is submitted, and after
+// hvd_page_end_call turns go on with it. DONE: it has run.
+enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 3, HVD_CALL_LEFT = 4 };
+
+// An all-reduce for a thread whose rank has nothing in flight: agrees on it and reduces it, within 2 ms or not at all.
+// hvd_page_end_call must follow unless it was refused. `found`: how many `news` there are.
+HVD_API int32_t hvd_page_allreduce(hvd_page* page, uint32_t name, const void* in, void* out, uint64_t bytes,
+                                   const hvd_reduction* reduction, hvd_news* news, int32_t* found);
+
+// How the latest call ended if hvd_page_end_call has not followed; 0, 1 or 2 otherwise.
+HVD_API int32_t hvd_page_call(hvd_page* page);
+
+// Ends a call that is done or left. 1 if a turn is wanted.
+HVD_API int32_t hvd_page_end_call(hvd_page* page);
+
+// Reduces the bytes of a carried tensor, in the order of the decisions.
+HVD_API void hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction);
 
 // From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
 // thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.
@@ -171,6 +195,8 @@ HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int
 
 // Some rank will take part no more, so there may be no further decision. Any thread.
 HVD_API void hvd_page_abort(hvd_page* page);
+
+// Waits for a call that has not ended. Functions of calls may come later, with a null page.
 HVD_API void hvd_page_close(hvd_page* page);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped

@@ -10,15 +10,16 @@ namespace {
 // closing, so an entry that a rank reads is at most one closing behind it or ahead of it.
 constexpr uint32_t kEpochs = 4, kAhead = 1, kBehind = 3;
 
-constexpr uint32_t kEpochBits = 2, kEpochMask = kEpochs - 1, kBlank = kEpochs;
+constexpr uint32_t kEpochMask = kEpochs - 1, kBlank = kEpochs, kCarried = 2 * kBlank;
+constexpr int kNameAt = 4;
 
 // The head of a proposal: how many words of names follow it, and the kind.
 constexpr int kKindBits = 8;
 constexpr uint64_t kKindMask = (1 << kKindBits) - 1;
 
 constexpr uint32_t entry_of(Submission submission, uint32_t closings) noexcept {
-  return static_cast<uint32_t>(submission.name) << (kEpochBits + 1) | (submission.is_blank ? kBlank : 0) |
-         (closings & kEpochMask);
+  return static_cast<uint32_t>(submission.name) << kNameAt | (submission.is_carried ? kCarried : 0) |
+         (submission.is_blank ? kBlank : 0) | (closings & kEpochMask);
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ Agreement::Agreement(Page& page, int32_t rank, Bells* bells)
       waiting_(static_cast<size_t>(geometry_.names) * geometry_.size),
       holders_(geometry_.names),
       ready_(geometry_.words()),
-      decision_(2 * static_cast<size_t>(geometry_.words())) {}
+      decision_(3 * static_cast<size_t>(geometry_.words())) {}
 
 hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept {
   const uint32_t names = static_cast<uint32_t>(geometry_.names);
@@ -73,21 +74,23 @@ hvd_status Agreement::scan() noexcept {
     if (submitted - read_[rank] > geometry_.ring_length()) return HVD_INVALID;
     if (submitted != read_[rank] && takes_news_) news_at_[rank] = line.submitted_at.get();
     for (uint64_t& number = read_[rank]; number != submitted; ++number) {
-      const uint32_t entry = page_.entry(rank, number).get(), name = entry >> (kEpochBits + 1);
+      const uint32_t entry = page_.entry(rank, number).get(), name = entry >> kNameAt;
       if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
       const uint32_t epoch = (entry - closings_) & kEpochMask;
       if (epoch == kAhead) break;  // read again after the closing
       if (epoch == kBehind) continue;
       if (epoch != 0) return HVD_INVALID;
       words_ = std::max(words_, static_cast<int32_t>(name / 64 + 1));
-      const bool is_blank = (entry & kBlank) != 0;
+      const bool is_blank = (entry & kBlank) != 0, is_carried = (entry & kCarried) != 0;
       Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
       if (waiting.count == 2) return HVD_INVALID;
       ++pending_;
       if (++waiting.count == 2) {
         waiting.is_second_blank = is_blank;
+        waiting.is_second_carried = is_carried;
       } else {
         waiting.is_first_blank = is_blank;
+        waiting.is_first_carried = is_carried;
         if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) {
           ready_[name / 64] |= uint64_t{1} << name % 64;
           has_completed_ = true;
@@ -172,6 +175,7 @@ hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
       decision->words = words;
       decision->tensors = decision_.data();
       decision->blanks = decision_.data() + geometry_.words();
+      decision->carried = decision->blanks + geometry_.words();
       break;
     case Kind::kMessage:
       ++messages_;
@@ -194,30 +198,76 @@ hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
   for (int32_t word = 0; word < words; ++word) {
     const uint64_t tensors = page_.bits(winner, decided_, word).get();
     if ((tensors & ~ready_[word]) != 0) return HVD_INVALID;
-    uint64_t blanks = 0;
+    uint64_t blanks = 0, carried = 0;
     for (uint64_t left = tensors; left != 0; left &= left - 1) {
       const uint64_t bit = left & -left;
       const uint32_t name = static_cast<uint32_t>(64 * word + __builtin_ctzll(left));
-      if (take(name)) blanks |= bit;
+      const Taken taken = take(name);
+      if (taken.is_blank) blanks |= bit;
+      if (taken.is_carried) {
+        carried |= bit;
+        ++carried_;
+      }
       if (holders_[name] != static_cast<uint32_t>(geometry_.size)) ready_[word] &= ~bit;
     }
     decision_[word] = tensors;
     decision_[geometry_.words() + word] = blanks;
+    decision_[2 * geometry_.words() + word] = carried;
   }
   return HVD_OK;
 }
 
-// Takes the first submit of each rank, which is the same on all ranks. True if no rank has a value.
-bool Agreement::take(uint32_t name) noexcept {
+// Takes the first submit of each rank, which is the same on all ranks.
+Agreement::Taken Agreement::take(uint32_t name) noexcept {
   Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
-  int32_t blanks = 0;
+  int32_t blanks = 0, carried = 0;
   for (int32_t rank = 0; rank < geometry_.size; ++rank) {
     blanks += waiting[rank].is_first_blank;
+    carried += waiting[rank].is_first_carried;
     waiting[rank].is_first_blank = waiting[rank].count == 2 && waiting[rank].is_second_blank;
+    waiting[rank].is_first_carried = waiting[rank].count == 2 && waiting[rank].is_second_carried;
     if (--waiting[rank].count == 0) --holders_[name];
   }
   pending_ -= static_cast<uint64_t>(geometry_.size);
-  return blanks == geometry_.size;
+  return {blanks == geometry_.size, carried == geometry_.size};
+}
+
+bool Agreement::is_carried(uint32_t name) const noexcept {
+  const Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
+  return std::all_of(waiting, waiting + geometry_.size,
+                     [](const Waiting& each) { return each.count != 0 && each.is_first_carried; });
+}
+
+bool Agreement::may_carry() noexcept {
+  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
+    if (page_.line(rank).consumed.load() + 1 < carried_) return false;
+  }
+  return true;
+}
+
+void Agreement::consume() noexcept { page_.line(own_).consumed.store(++consumed_); }
+
+hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept {
+  *is_decided = *is_over = false;
+  uint64_t found = page_.header().decisions[decided_ % 2].load();
+  if (!is_number(found, decided_)) {
+    if (hvd_status status = scan()) return status;
+    const Kind kind = kind_due();
+    if (kind == Kind::kNone || !has_room()) return HVD_OK;
+    *is_over = kind != Kind::kTensors || !is_carried(name);
+    if (*is_over) return HVD_OK;
+    propose(kind, &found);
+  }
+  const int32_t winner = static_cast<int32_t>(found & 0xffff);
+  if (!is_number(found, decided_) || winner >= geometry_.size) return HVD_INVALID;
+  if (hvd_status status = scan()) return status;
+  const bool is_tensors = static_cast<Kind>(page_.head(winner, decided_).get() & kKindMask) == Kind::kTensors;
+  *is_over = !is_tensors || !is_carried(name);
+  if (*is_over) return HVD_OK;
+  Decision decision;
+  const hvd_status status = apply(winner, &decision);
+  *is_decided = status == HVD_OK;
+  return status;
 }
 
 hvd_status Agreement::open(uint32_t messages) noexcept {

@@ -17,6 +17,9 @@
 // whatever a proposer had read, all ranks have submitted what it proposes.
 // *Live.* A rank writes (its ring, or how many decisions it has applied), passes a fence, and then reads all others. Of
 // two ranks that write last, at least one sees both. It sees that something is ready, proposes, and wakes who sleeps.
+// *Carried.* A rank with nothing in flight may put the bytes of a tensor into the page before it submits it. If all
+// ranks do, they need not meet again: each reads all the bytes. Ranks count such tensors alike, and have two slots each
+// in turns. A rank writes to a slot again only after all ranks have read, from all slots, what was there before.
 // *Bounded.* Decision k is proposed only after all ranks have applied number k - 2, so two decision words and two
 // proposals for each rank suffice.
 //
@@ -45,13 +48,16 @@ struct Decision {
   // Sets of names in so many words, valid until the next call; of kTensors only.
   int32_t words;
   const uint64_t* tensors;
-  const uint64_t* blanks;  // those for which no rank has a value
+  const uint64_t* blanks;   // those for which no rank has a value
+  const uint64_t* carried;  // those of which all ranks' bytes are in the page: one at most
 };
 
-// A name as it is submitted. A rank that has no value for it contributes zeros, and says so.
+// A name as it is submitted. A rank that has no value for it contributes zeros, and says so. `is_carried`: its bytes
+// are in the slot of the page that `may_carry` has allowed.
 struct Submission {
-  uint32_t name : 31;
+  uint32_t name : 30;
   uint32_t is_blank : 1;
+  uint32_t is_carried : 1;
 };
 
 // When the latest submits of a rank that `news` had not reported yet were published. `was_last`: they completed what
@@ -71,6 +77,20 @@ class Agreement {
   // Publishes what this rank has submitted, at `now_ns` on the monotonic clock; none of the names is in flight.
   // HVD_INVALID if it cannot be: the page is closed, or a name is out of range.
   hvd_status submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept;
+
+  // True if this rank may write the bytes of a tensor to its slot number `carried() % 2` now, and submit it as carried.
+  // Nothing of it may be in flight.
+  bool may_carry() noexcept;
+  uint64_t carried() const noexcept { return carried_; }
+
+  uint64_t consumed() const noexcept { return consumed_; }
+
+  // Publishes that this rank has read all slots of the oldest carried tensor that it had not read.
+  void consume() noexcept;
+
+  // Like `next`, for a rank that waits for `name`, which it has submitted as carried, and for nothing else. Takes the
+  // decision only if all ranks have carried the name, and sets `*is_over` if `next` must take it instead.
+  hvd_status next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept;
 
   // Publishes that this rank, the root, has sent `messages` to all ranks since the page exists.
   void announce(uint32_t messages) noexcept;
@@ -94,6 +114,9 @@ class Agreement {
 
   // True if another rank has decided, or the page is aborted. Any thread of this rank.
   bool has_decision() noexcept;
+
+  // Takes back `arm`.
+  void disarm() noexcept { page_.line(own_).is_armed.store(0); }
 
   // From now until the next call of `next`, the next decision of another rank rings this rank's bell. True if there is
   // such a decision already. Any thread of this rank.
@@ -125,6 +148,11 @@ class Agreement {
     uint8_t count : 2;
     uint8_t is_first_blank : 1;
     uint8_t is_second_blank : 1;
+    uint8_t is_first_carried : 1;
+    uint8_t is_second_carried : 1;
+  };
+  struct Taken {
+    bool is_blank, is_carried;  // on all ranks
   };
 
   static bool is_number(uint64_t word, uint64_t decided) noexcept { return word >> 16 == decided + 1; }
@@ -135,7 +163,8 @@ class Agreement {
   void wake_sleepers() noexcept;
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
   hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
-  bool take(uint32_t name) noexcept;
+  bool is_carried(uint32_t name) const noexcept;
+  Taken take(uint32_t name) noexcept;
   void close() noexcept;
 
   Page& page_;
@@ -145,6 +174,8 @@ class Agreement {
   bool is_open_ = true;
   uint64_t submitted_ = 0;  // entries of the own ring
   uint64_t decided_ = 0;    // decisions that this rank has applied
+  uint64_t carried_ = 0;    // tensors among these that were carried
+  uint64_t consumed_ = 0;   // of which this rank has read all
   uint32_t closings_ = 0;   // among them
   uint32_t messages_ = 0;   // among them
   // As far as this rank has read.
@@ -161,7 +192,7 @@ class Agreement {
   std::vector<Waiting> waiting_;    // by name and rank
   std::vector<uint32_t> holders_;   // by name: the ranks for which it waits
   std::vector<uint64_t> ready_;     // the names for which all ranks wait
-  std::vector<uint64_t> decision_;  // the tensors of the latest decision, then its blank ones
+  std::vector<uint64_t> decision_;  // the tensors of the latest decision, then its blank and its carried ones
 };
 
 }  // namespace hvd::page

@@ -2,13 +2,17 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
 
 #include "hvdlite.h"
+#include "kernels/reduce.h"
 #include "kernels/spin.h"
 #include "page/agreement.h"
 #include "page/page.h"
@@ -33,14 +37,95 @@ class Eventfds final : public Bells {
 }  // namespace
 }  // namespace hvd::page
 
+// Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is over is kept
+// until Python has counted it, or until a turn goes on with its tensor.
+enum class Holder : int32_t { kNobody, kTurn, kCall, kDone, kLeft };
+
+static_assert(HVD_CALL_DONE == static_cast<int>(Holder::kDone));
+static_assert(HVD_CALL_LEFT == static_cast<int>(Holder::kLeft));
+static_assert(HVD_CALL_REFUSED == static_cast<int>(Holder::kNobody));
+
 struct hvd_page {
-  hvd_page(const int32_t* bells, int32_t size) : bells_of_ranks(bells, size) {}
+  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns)
+      : bells_of_ranks(bells, size), spin{spin_ns, 0, 0}, inputs(static_cast<size_t>(size)) {}
+
+  bool take(Holder for_whom) {
+    Holder nobody = Holder::kNobody;
+    return holder.compare_exchange_strong(nobody, for_whom);
+  }
+
+  // For a turn. If a call holds the agreement, ends its wait, and has its thread take a turn afterwards.
+  bool take_for_turn() {
+    if (!take(Holder::kTurn)) {
+      is_wanted = true;
+      page.line(own).bell.increment();
+      page.line(own).bell.wake();
+      if (!take(Holder::kTurn)) return false;  // the call may have ended before it saw that
+    }
+    is_wanted = false;
+    return true;
+  }
+  void give_back() { holder = Holder::kNobody; }
+
+  // The bytes of the oldest carried tensor that this rank has not read, reduced.
+  void collect(void* out, uint64_t bytes, const hvd_reduction& reduction) {
+    const int32_t size = page.geometry().size;
+    for (int32_t rank = 0; rank < size; ++rank)
+      inputs[static_cast<size_t>(rank)] = page.slot(rank, agreement->consumed());
+    hvd::reduce(out, inputs.data(), size, bytes / hvd::item_bytes(reduction.dtype), reduction);
+    agreement->consume();
+  }
 
   hvd::page::Page page;
   hvd::page::Eventfds bells_of_ranks;
+  int32_t own = 0;
   std::unique_ptr<hvd::page::Agreement> agreement;
   std::vector<hvd::page::Submission> submissions;
+  std::vector<hvd::page::News> found;
+  std::atomic<Holder> holder{Holder::kNobody};
+  std::atomic<bool> is_wanted{false};
+  hvd_spin spin;  // of calls
+  std::vector<const void*> inputs;
 };
+
+namespace {
+
+constexpr int64_t kCallNs = 2'000'000;  // the longest call: the main thread runs no signal handler meanwhile
+
+int32_t take_news(hvd_page* page, hvd_news* news) {
+  if (news == nullptr) return 0;
+  const int32_t count = page->agreement->take_news(page->found.data());
+  for (int32_t i = 0; i < count; ++i) {
+    const hvd::page::News& each = page->found[static_cast<size_t>(i)];
+    news[i] = {each.at_ns, each.rank, each.was_last};
+  }
+  return count;
+}
+
+// Waits until all ranks carry `name`. False if a turn must go on.
+bool await(hvd_page* page, uint32_t name) {
+  hvd::page::Agreement& agreement = *page->agreement;
+  const int64_t start_ns = hvd::monotonic_ns(), limit_ns = hvd::spin_ns(page->spin);
+  bool is_decided = false, is_over = false, may_spin = limit_ns > 0;
+  for (;;) {
+    if (agreement.next_carried(name, &is_decided, &is_over) != HVD_OK || is_over) return false;
+    if (is_decided) return true;
+    if (page->is_wanted || page->page.header().aborted.load() != 0) return false;
+    bool has_decision = false;
+    if (may_spin) {
+      may_spin = false;
+      do {
+        for (int i = 0; i < 64 && !has_decision; ++i) has_decision = agreement.has_decision() || page->is_wanted;
+      } while (!has_decision && hvd::monotonic_ns() - start_ns < limit_ns);
+      hvd::note_wait(&page->spin, has_decision);
+    }
+    if (has_decision) continue;
+    if (hvd::monotonic_ns() - start_ns >= kCallNs) return false;
+    agreement.sleep(start_ns + kCallNs);
+  }
+}
+
+}  // namespace
 
 using hvd::page::Agreement;
 using hvd::page::Geometry;
@@ -51,19 +136,22 @@ static_assert(HVD_DECIDED_TENSORS == static_cast<int>(Kind::kTensors));
 static_assert(HVD_DECIDED_MESSAGE == static_cast<int>(Kind::kMessage));
 static_assert(HVD_DECIDED_CLOSING == static_cast<int>(Kind::kClose));
 
-uint64_t hvd_page_bytes(int32_t size, int32_t names) {
-  const Geometry geometry = {size, names};
+uint64_t hvd_page_bytes(int32_t size, int32_t names, int32_t slot_bytes) {
+  const Geometry geometry = {size, names, slot_bytes};
   return geometry.is_valid() ? geometry.bytes() : 0;
 }
 
-hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, const int32_t* bells, hvd_page** out) {
-  const Geometry geometry = {size, names};
+hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, int32_t slot_bytes,
+                         const int32_t* bells, int64_t spin_ns, hvd_page** out) {
+  const Geometry geometry = {size, names, slot_bytes};
   if (!geometry.is_valid() || rank < 0 || rank >= size) return HVD_INVALID;
   try {
-    auto page = std::make_unique<hvd_page>(bells, size);
+    auto page = std::make_unique<hvd_page>(bells, size, spin_ns);
+    page->own = rank;
     if (hvd_status status = page->page.map(fd, geometry)) return status;
     page->agreement = std::make_unique<Agreement>(page->page, rank, &page->bells_of_ranks);
     page->submissions.reserve(static_cast<size_t>(names));
+    page->found.resize(static_cast<size_t>(size));
     *out = page.release();
     return HVD_OK;
   } catch (const std::bad_alloc&) {
@@ -74,14 +162,18 @@ hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, 
 
 hvd_status hvd_page_submit(hvd_page* page, const uint64_t* names, const uint64_t* blanks, int32_t words) {
   if (words < 0 || words > page->page.geometry().words()) return HVD_INVALID;
+  if (!page->take_for_turn()) return HVD_BUSY;
   page->submissions.clear();
   for (int32_t word = 0; word < words; ++word) {
     for (uint64_t left = names[word]; left != 0; left &= left - 1) {
       const uint32_t name = static_cast<uint32_t>(64 * word + __builtin_ctzll(left));
-      page->submissions.push_back({name, static_cast<uint32_t>(blanks[word] >> name % 64 & 1)});
+      page->submissions.push_back({name, static_cast<uint32_t>(blanks[word] >> name % 64 & 1), 0});
     }
   }
-  return page->agreement->submit(page->submissions.data(), page->submissions.size(), hvd::monotonic_ns());
+  const hvd_status status =
+      page->agreement->submit(page->submissions.data(), page->submissions.size(), hvd::monotonic_ns());
+  page->give_back();
+  return status;
 }
 
 void hvd_page_announce(hvd_page* page, uint32_t messages) { page->agreement->announce(messages); }
@@ -90,30 +182,73 @@ void hvd_page_request_closing(hvd_page* page) { page->agreement->request_closing
 
 void hvd_page_watch(hvd_page* page, int32_t is_watched) { page->agreement->watch(is_watched != 0); }
 
-hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out) {
+hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, hvd_news* news) {
+  if (!page->take_for_turn()) return HVD_BUSY;
   hvd::page::Decision decision = {};
-  if (hvd_status status = page->agreement->next(&decision, is_willing != 0)) return status;
-  if (decision.kind == Kind::kNone && page->page.header().aborted.load() != 0) return HVD_ABORTED;
+  hvd_status status = page->agreement->next(&decision, is_willing != 0);
   *out = {static_cast<int32_t>(decision.kind),
           page->agreement->is_held_back(),
           page->agreement->is_waiting(),
+          take_news(page, news),
           decision.words,
           decision.tensors,
-          decision.blanks};
-  return HVD_OK;
+          decision.blanks,
+          decision.carried};
+  page->give_back();
+  if (status == HVD_OK && decision.kind == Kind::kNone && page->page.header().aborted.load() != 0) status = HVD_ABORTED;
+  return status;
 }
 
-hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) { return page->agreement->open(messages); }
+hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) {
+  if (!page->take_for_turn()) return HVD_BUSY;
+  const hvd_status status = page->agreement->open(messages);
+  page->give_back();
+  return status;
+}
+
+int32_t hvd_page_allreduce(hvd_page* page, uint32_t name, const void* in, void* out, uint64_t bytes,
+                           const hvd_reduction* reduction, hvd_news* news, int32_t* found) {
+  if (page == nullptr || !page->take(Holder::kCall)) return HVD_CALL_REFUSED;  // null: closed a moment ago
+  Agreement& agreement = *page->agreement;
+  agreement.disarm();  // this thread sees the decision
+  bool is_submitted = agreement.is_open() && agreement.may_carry() &&
+                      bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes) && !page->is_wanted;
+  if (is_submitted) {
+    std::memcpy(page->page.slot(page->own, agreement.carried()), in, bytes);
+    const hvd::page::Submission submission = {name, 0, 1};
+    is_submitted = agreement.submit(&submission, 1, hvd::monotonic_ns()) == HVD_OK;
+  }
+  Holder outcome = is_submitted ? Holder::kLeft : Holder::kNobody;
+  if (is_submitted && await(page, name)) {
+    page->collect(out, bytes, *reduction);
+    *found = take_news(page, news);
+    outcome = Holder::kDone;
+  }
+  if (agreement.arm() && is_submitted) page->is_wanted = true;
+  page->holder = outcome;
+  return static_cast<int32_t>(outcome);
+}
+
+int32_t hvd_page_call(hvd_page* page) {
+  return page == nullptr ? HVD_CALL_REFUSED : static_cast<int32_t>(page->holder.load());
+}
+
+int32_t hvd_page_end_call(hvd_page* page) {
+  if (page == nullptr) return 0;
+  page->holder = Holder::kNobody;
+  return page->is_wanted.exchange(false);
+}
+
+void hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction) {
+  page->collect(out, bytes, *reduction);
+}
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 
-void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names) { page->agreement->waiting(rank, names); }
-
-int32_t hvd_page_take_news(hvd_page* page, hvd_news* news) {
-  hvd::page::News taken[hvd::page::kMaxRanks];
-  const int32_t count = page->agreement->take_news(taken);
-  for (int32_t i = 0; i < count; ++i) news[i] = {taken[i].at_ns, taken[i].rank, taken[i].was_last};
-  return count;
+void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names) {
+  if (!page->take_for_turn()) return;
+  page->agreement->waiting(rank, names);
+  page->give_back();
 }
 
 int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms) {
@@ -146,4 +281,7 @@ void hvd_page_abort(hvd_page* page) {
   }
 }
 
-void hvd_page_close(hvd_page* page) { delete page; }
+void hvd_page_close(hvd_page* page) {
+  while (!page->take_for_turn() && page->holder == Holder::kCall) sched_yield();  // until it has seen that
+  delete page;
+}

@@ -20,15 +20,18 @@ uint64_t rings_offset(const Geometry& geometry) noexcept { return sizeof(Header)
 uint64_t proposals_offset(const Geometry& geometry) noexcept {
   return rings_offset(geometry) + ring_bytes(geometry) * geometry.size;
 }
+uint64_t slots_offset(const Geometry& geometry) noexcept {
+  return proposals_offset(geometry) + 2 * proposal_bytes(geometry) * geometry.size;
+}
 
 }  // namespace
 
 bool Geometry::is_valid() const noexcept {
   return size >= 1 && size <= kMaxRanks && names >= 1 && names <= kMaxNames && (names & (names - 1)) == 0 &&
-         bytes() <= kMaxBytes;
+         slot_bytes >= 0 && slot_bytes % kLine == 0 && bytes() <= kMaxBytes;
 }
 
-uint64_t Geometry::bytes() const noexcept { return proposals_offset(*this) + 2 * proposal_bytes(*this) * size; }
+uint64_t Geometry::bytes() const noexcept { return slots_offset(*this) + 2 * static_cast<uint64_t>(slot_bytes) * size; }
 
 Page::~Page() {
   if (mapped_bytes_ != 0) munmap(base_, mapped_bytes_);
@@ -68,6 +71,11 @@ Entry& Page::entry(int32_t rank, uint64_t number) noexcept {
 Word<uint64_t>* Page::proposal(int32_t rank, uint64_t decision) noexcept {
   const uint64_t index = 2 * static_cast<uint64_t>(rank) + decision % 2;
   return reinterpret_cast<Word<uint64_t>*>(base_ + proposals_offset(geometry_) + proposal_bytes(geometry_) * index);
+}
+
+uint8_t* Page::slot(int32_t rank, uint64_t carried) noexcept {
+  const uint64_t index = 2 * static_cast<uint64_t>(rank) + carried % 2;
+  return base_ + slots_offset(geometry_) + static_cast<uint64_t>(geometry_.slot_bytes) * index;
 }
 
 }  // namespace hvd::page

@@ -5,6 +5,7 @@
 //   ring[size]                 of each rank: the tensors that it has submitted, in order. Written by that rank.
 //   proposal[size][2]          of each rank: the kind of decision that it proposed, then a bit for each name. Written
 //                              by that rank.
+//   slot[size][2]              of each rank: the bytes of a tensor that it carries. Written by that rank.
 //
 // A fresh page is all zeros, which is a valid state: nothing is submitted or decided. A peer's part is not trusted:
 // every index that is read from it is checked.
@@ -25,6 +26,7 @@ constexpr uint64_t kMaxBytes = 1 << 20;
 struct Geometry {
   int32_t size;   // ranks
   int32_t names;  // a power of two
+  int32_t slot_bytes = 0;
 
   bool is_valid() const noexcept;
   uint64_t bytes() const noexcept;
@@ -51,6 +53,7 @@ struct Line {
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
+  Word<uint64_t> consumed;                // carried tensors of which it has read all slots
   Word<int64_t> submitted_at;             // on the monotonic clock
   alignas(64) Word<uint32_t> is_asleep;
   Word<uint32_t> bell;        // anybody rings it
@@ -84,6 +87,7 @@ class Page {
   Word<uint64_t>& bits(int32_t rank, uint64_t decision, int32_t word) noexcept {
     return proposal(rank, decision)[1 + word];
   }
+  uint8_t* slot(int32_t rank, uint64_t carried) noexcept;
 
  private:
   Word<uint64_t>* proposal(int32_t rank, uint64_t decision) noexcept;

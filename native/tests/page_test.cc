@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -76,7 +77,7 @@ void test_any_order(int32_t size, int32_t names, int rounds) {
   ranks.run([&](int32_t rank, Agreement& agreement) {
     std::mt19937 random(static_cast<uint32_t>(rank));
     std::vector<Submission> order(static_cast<size_t>(names));
-    for (uint32_t name = 0; name < order.size(); ++name) order[name] = {name, name % 3 == 0};
+    for (uint32_t name = 0; name < order.size(); ++name) order[name] = {name, name % 3 == 0, false};
     std::vector<uint64_t>& log = logs[static_cast<size_t>(rank)];
     for (int round = 0; round < rounds; ++round) {
       std::shuffle(order.begin(), order.end(), random);
@@ -114,7 +115,7 @@ void test_any_order(int32_t size, int32_t names, int rounds) {
 void test_messages_and_closings(int32_t size) {
   Ranks ranks({size, 64});
   std::atomic<int32_t> closed{0};
-  const Submission submission = {7, false};
+  const Submission submission = {7, false, false};
   ranks.run([&](int32_t rank, Agreement& agreement) {
     for (uint32_t round = 1; round <= 200; ++round) {
       if (rank == 0) agreement.announce(round);
@@ -129,6 +130,33 @@ void test_messages_and_closings(int32_t size) {
       const Decision decision = decision_of(agreement);
       CHECK(decision.kind == Kind::kTensors);
       CHECK(decision.tensors[0] == uint64_t{1} << submission.name);
+    }
+  });
+}
+
+// Ranks carry the bytes of name 0, except that one of them now and then does not. All find the bytes of all, or none.
+void test_carried(int32_t size) {
+  Ranks ranks({size, 64, 128});
+  ranks.run([&](int32_t rank, Agreement& agreement) {
+    for (uint32_t round = 0; round < 2000; ++round) {
+      const bool may_carry = agreement.may_carry(), is_carried = may_carry && round % 7 != static_cast<uint32_t>(rank);
+      CHECK(may_carry);  // each rank has read the bytes of a round before it submits in the next one
+      if (is_carried) std::memset(ranks.page.slot(rank, agreement.carried()), static_cast<int>(round + rank), 100);
+      const Submission submission = {0, false, is_carried};
+      CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
+      bool are_carried = is_carried;
+      for (bool is_decided = false, is_over = false; is_carried && !is_decided && !is_over;) {
+        CHECK(agreement.next_carried(0, &is_decided, &is_over) == HVD_OK);
+        are_carried = is_decided;
+        if (!is_decided && !is_over) CHECK(agreement.sleep(monotonic_ns() + 60 * kSecond) == HVD_OK);
+      }
+      if (!are_carried) CHECK(decision_of(agreement).carried[0] == 0);
+      CHECK(are_carried == (round % 7 >= static_cast<uint32_t>(size)));
+      for (int32_t other = 0; are_carried && other < size; ++other) {
+        const uint8_t* slot = ranks.page.slot(other, agreement.consumed());
+        CHECK(std::all_of(slot, slot + 100, [&](uint8_t each) { return each == static_cast<uint8_t>(round + other); }));
+      }
+      if (are_carried) agreement.consume();
     }
   });
 }
@@ -151,7 +179,7 @@ void test_damage() {
   for (int run = 0; run < 20'000; ++run) {
     Ranks ranks({2, run % 2 ? 64 : 256});
     Agreement& agreement = *ranks.agreements[0];
-    const Submission submissions[] = {{1, 0}, {2, 1}, {3, 0}};
+    const Submission submissions[] = {{1, 0, 0}, {2, 1, 0}, {3, 0, 1}};
     CHECK(agreement.submit(submissions, 3, 1) == HVD_OK);
     for (int i = 0; i < 1 + run % 40; ++i) {
       const uint64_t value = run % 3 ? random() : random() % 8;
@@ -176,6 +204,8 @@ int main() {
   test_any_order(5, 256, 40);
   test_messages_and_closings(2);
   test_messages_and_closings(4);
+  test_carried(2);
+  test_carried(3);
   test_abort();
   test_damage();
 }

@@ -71,9 +71,10 @@ def test_result_and_arguments_agree(name: str) -> None:
 
 def test_the_same_numbers_mean_the_same() -> None:
     expected = {member.name: int(member) for member in dtypes.DType}
-    expected |= {name: getattr(native, name) for name in ("OK", "ABORTED", "TIMED_OUT", "CORRUPT", "INVALID", "SYSTEM")}
+    statuses = ("OK", "ABORTED", "TIMED_OUT", "CORRUPT", "INVALID", "SYSTEM", "BUSY")
+    expected |= {name: getattr(native, name) for name in statuses}
     expected |= {name.upper(): op for op, name in dtypes.OP_NAMES.items() if op != dtypes.Adasum}
-    expected |= {name: value for name, value in vars(native).items() if name.startswith("DECIDED_")}
+    expected |= {name: value for name, value in vars(native).items() if name.startswith(("DECIDED_", "CALL_"))}
     expected |= {"ABI_VERSION": native.ABI_VERSION}
     assert expected == CONSTANTS
 

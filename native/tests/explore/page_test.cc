@@ -20,8 +20,11 @@ struct Digest {
     hash = mix(hash, agreement.is_open_);
     for (uint64_t read : agreement.read_) hash = mix(hash, read);
     for (const auto& each : agreement.waiting_) {
-      hash = mix(hash, each.count | each.is_first_blank << 2 | (each.count == 2 && each.is_second_blank) << 3);
+      const bool has_second = each.count == 2;
+      hash = mix(hash, each.count | each.is_first_blank << 2 | (has_second && each.is_second_blank) << 3 |
+                           each.is_first_carried << 4 | (has_second && each.is_second_carried) << 5);
     }
+    hash = mix(mix(hash, agreement.carried_), agreement.consumed_);
     return hash;
   }
   static uint64_t mix(uint64_t hash, uint64_t value) { return explore::mix(hash, value); }
@@ -39,6 +42,7 @@ struct Case {
   bool has_message = false;  // the root announces one
   bool has_closing = false;  // the last rank wants one, and the root opens the page again
   bool has_bells = false;    // ranks sleep on bells of their own
+  bool carries = false;      // ranks with nothing else in flight carry name 0, but rank 0 not in round 2
 };
 
 // One case, and what happens in one run of it, seen from outside.
@@ -57,6 +61,7 @@ struct World : Bells {
       agreements.push_back(std::make_unique<Agreement>(*page, rank, plan.has_bells ? this : nullptr));
     std::memset(submits, 0, sizeof submits);
     std::memset(runs, 0, sizeof runs);
+    std::memset(collected, 0, sizeof collected);
     std::memset(taken, 0, sizeof taken);
     std::memset(messages, 0, sizeof messages);
     std::memset(closings, 0, sizeof closings);
@@ -88,10 +93,17 @@ struct World : Bells {
   }
 
   void submit(int rank, int name) {
-    const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name])};
+    Agreement& agreement = *agreements[rank];
+    const bool is_carried = plan.carries && name == 0 && !(rank == 0 && submits[rank][0] == 2) &&
+                            std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1) &&
+                            agreement.may_carry();
+    if (is_carried) slots[rank][agreement.carried() % 2].set(bytes_of(rank, submits[rank][0]));
+    const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name]), is_carried};
     if (agreements[rank]->submit(&submission, 1, 1) != HVD_OK) explore::fail("submit is refused");
     settle(rank);
   }
+
+  static uint64_t bytes_of(int rank, int round) { return static_cast<uint64_t>(round << 8 | (rank + 1)); }
 
   // In each second round no rank has a value for name 0, and rank 0 has none in the others.
   static bool is_blank(int rank, int name, int round) { return name == 0 && (round % 2 == 0 || rank == 0); }
@@ -126,10 +138,22 @@ struct World : Bells {
         if (submits[other][name] < runs[rank][name]) explore::fail("a tensor runs that some rank has not submitted");
       }
     }
+    if (decision.kind == Kind::kTensors && (decision.carried[0] & 1) != 0) collect(rank);
     messages[rank] += decision.kind == Kind::kMessage;
     settle(rank);
     if (decision.kind == Kind::kClose) reopen(rank);
     return true;
+  }
+
+  // Reads what all ranks have carried.
+  void collect(int rank) {
+    Agreement& agreement = *agreements[rank];
+    for (int other = 0; other < plan.ranks; ++other) {
+      if (slots[other][agreement.consumed() % 2].get() != bytes_of(other, runs[rank][0]))
+        explore::fail("other bytes are read");
+    }
+    agreement.consume();
+    ++collected[rank];
   }
 
   // Each rank tells the root that it has closed the page, and the root all ranks that it is open again. In a job they
@@ -176,10 +200,11 @@ struct World : Bells {
   void* base;
   std::unique_ptr<Page> page;
   std::vector<std::unique_ptr<Agreement>> agreements;
+  Word<uint64_t> slots[kMostRanks][2];
   Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks], bells[kMostRanks];
   // By rank.
   int submits[kMostRanks][kMostNames], runs[kMostRanks][kMostNames];
-  int taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
+  int collected[kMostRanks], taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
   uint64_t log[kMostDecisions];
   int decided;
 };
@@ -209,6 +234,7 @@ void show(const Case& plan, const explore::Outcome& outcome) {
   if (plan.has_message) text += ", a message";
   if (plan.has_closing) text += ", a closing";
   if (plan.has_bells) text += ", bells";
+  if (plan.carries) text += ", carried";
   if (!outcome.fault.empty()) text += ": " + outcome.fault;
   std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
   std::fflush(stdout);
@@ -239,6 +265,9 @@ const std::vector<Case> kSoon = {
     {2, 1, 2, 2, 3, 0, false, false, true},
     {3, 1, 2, 0, 3, 0, false, false, true},
     {3, 2, 2, 0, 3},
+    {2, 1, 4, 0, kAny, 0, false, false, false, true},
+    {2, 1, 3, 2, 3, 0, false, false, false, true},
+    {3, 1, 4, 0, 2, 0, false, false, false, true},
 };
 
 // A minute on an idle core.

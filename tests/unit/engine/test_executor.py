@@ -43,7 +43,7 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
                 time.sleep(0.001)
 
     def work(name: str) -> Any:
-        return SimpleNamespace(entries=[SimpleNamespace(name=name, is_done=False)])
+        return SimpleNamespace(is_carried=False, entries=[SimpleNamespace(name=name, is_done=False)])
 
     monkeypatch.setattr(executor, "run", lambda work, _: ran.append(work.entries[0].name))
     plane: Any = SimpleNamespace()
