@@ -238,15 +238,6 @@ bool Agreement::is_carried(uint32_t name) const noexcept {
                      [](const Waiting& each) { return each.count != 0 && each.is_first_carried; });
 }
 
-bool Agreement::may_carry() noexcept {
-  for (int32_t rank = 0; rank < geometry_.size; ++rank) {
-    if (page_.line(rank).consumed.load() + 1 < carried_) return false;
-  }
-  return true;
-}
-
-void Agreement::consume() noexcept { page_.line(own_).consumed.store(++consumed_); }
-
 hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept {
   *is_decided = *is_over = false;
   uint64_t found = page_.header().decisions[decided_ % 2].load();

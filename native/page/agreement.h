@@ -78,15 +78,13 @@ class Agreement {
   // HVD_INVALID if it cannot be: the page is closed, or a name is out of range.
   hvd_status submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept;
 
-  // True if this rank may write the bytes of a tensor to its slot number `carried() % 2` now, and submit it as carried.
-  // Nothing of it may be in flight.
-  bool may_carry() noexcept;
+  // The number of carried tensors that are decided, and of those that this rank has read. A rank may carry another one
+  // only if they are equal and nothing of it is in flight.
   uint64_t carried() const noexcept { return carried_; }
-
   uint64_t consumed() const noexcept { return consumed_; }
 
-  // Publishes that this rank has read all slots of the oldest carried tensor that it had not read.
-  void consume() noexcept;
+  // This rank has read all bytes of a carried tensor.
+  void consume() noexcept { ++consumed_; }
 
   // Like `next`, for a rank that waits for `name`, which it has submitted as carried, and for nothing else. Takes the
   // decision only if all ranks have carried the name, and sets `*is_over` if `next` must take it instead.

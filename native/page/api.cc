@@ -211,7 +211,7 @@ int32_t hvd_page_allreduce(hvd_page* page, uint32_t name, const void* in, void* 
   if (page == nullptr || !page->take(Holder::kCall)) return HVD_CALL_REFUSED;  // null: closed a moment ago
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
-  bool is_submitted = agreement.is_open() && agreement.may_carry() &&
+  bool is_submitted = agreement.is_open() && agreement.consumed() == agreement.carried() &&
                       bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes) && !page->is_wanted;
   if (is_submitted) {
     std::memcpy(page->page.slot(page->own, agreement.carried()), in, bytes);

@@ -53,7 +53,6 @@ struct Line {
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
-  Word<uint64_t> consumed;                // carried tensors of which it has read all slots
   Word<int64_t> submitted_at;             // on the monotonic clock
   alignas(64) Word<uint32_t> is_asleep;
   Word<uint32_t> bell;        // anybody rings it

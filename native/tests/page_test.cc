@@ -139,8 +139,7 @@ void test_carried(int32_t size) {
   Ranks ranks({size, 64, 128});
   ranks.run([&](int32_t rank, Agreement& agreement) {
     for (uint32_t round = 0; round < 2000; ++round) {
-      const bool may_carry = agreement.may_carry(), is_carried = may_carry && round % 7 != static_cast<uint32_t>(rank);
-      CHECK(may_carry);  // each rank has read the bytes of a round before it submits in the next one
+      const bool is_carried = round % 7 != static_cast<uint32_t>(rank);
       if (is_carried) std::memset(ranks.page.slot(rank, agreement.carried()), static_cast<int>(round + rank), 100);
       const Submission submission = {0, false, is_carried};
       CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);

@@ -43,6 +43,7 @@ struct Case {
   bool has_closing = false;  // the last rank wants one, and the root opens the page again
   bool has_bells = false;    // ranks sleep on bells of their own
   bool carries = false;      // ranks with nothing else in flight carry name 0, but rank 0 not in round 2
+  int slots = 2;             // for these
 };
 
 // One case, and what happens in one run of it, seen from outside.
@@ -95,9 +96,8 @@ struct World : Bells {
   void submit(int rank, int name) {
     Agreement& agreement = *agreements[rank];
     const bool is_carried = plan.carries && name == 0 && !(rank == 0 && submits[rank][0] == 2) &&
-                            std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1) &&
-                            agreement.may_carry();
-    if (is_carried) slots[rank][agreement.carried() % 2].set(bytes_of(rank, submits[rank][0]));
+                            std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1);
+    if (is_carried) slots[rank][agreement.carried() % plan.slots].set(bytes_of(rank, submits[rank][0]));
     const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name]), is_carried};
     if (agreements[rank]->submit(&submission, 1, 1) != HVD_OK) explore::fail("submit is refused");
     settle(rank);
@@ -149,7 +149,7 @@ struct World : Bells {
   void collect(int rank) {
     Agreement& agreement = *agreements[rank];
     for (int other = 0; other < plan.ranks; ++other) {
-      if (slots[other][agreement.consumed() % 2].get() != bytes_of(other, runs[rank][0]))
+      if (slots[other][agreement.consumed() % plan.slots].get() != bytes_of(other, runs[rank][0]))
         explore::fail("other bytes are read");
     }
     agreement.consume();
@@ -283,6 +283,10 @@ void test_that_faults_are_found() {
     show(plan, outcome);
     CHECK(!outcome.fault.empty());
   }
+  const Case with_one_slot = {2, 1, 4, 0, kAny, 0, false, false, false, true, 1};
+  const explore::Outcome outcome = explore_case(with_one_slot);
+  show(with_one_slot, outcome);
+  CHECK(!outcome.fault.empty());
 }
 
 }  // namespace
