@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
 from hvdlite.engine.observer import Observer, Statistics
+from hvdlite.groups.group import Group
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.replica import Work
 from hvdlite.session import current
@@ -55,16 +56,32 @@ def _until_heard(observer: Observer, rank: int) -> None:
     _until(lambda: (arrival := observer.arrival) is not None and arrival[0] == rank)
 
 
+def _until_submitted(group: Group, handle: Any) -> None:
+    """Returns when a turn of this rank has submitted ``handle``."""
+    _until(lambda: handle.was_taken_up)
+    with group._turn_lock:  # the turn has ended
+        pass
+
+
 def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:
-    """In some batches rank 0 waits until it has heard of rank 1, and in others rank 1 until rank 0 has of itself."""
+    """In some batches rank 0 waits until rank 1 has submitted, in others rank 1 until rank 0 has heard of itself."""
     hvd.init()
-    rank, array, observer = hvd.rank(), np.ones(1000, np.float32), current().everyone.observer
+    group = current().everyone
+    rank, array, observer = hvd.rank(), np.ones(1000, np.float32), group.observer
     hvd.allreduce_(array, name="x")
     records = _records_of(observer)
-    for _ in range(3):
+    for step in range(3):
+        submitted = Path(folder, f"submitted {step}")
         if rank == 0:
-            _until_heard(observer, 1)
-        hvd.allreduce_(array, name="x")
+            _until(submitted.exists)
+            if group._link.page is None:  # else it hears of rank 1 in its next turn, and when that was
+                _until_heard(observer, 1)
+            hvd.allreduce_(array, name="x")
+        else:
+            handle = hvd.allreduce_async_(array, name="x")
+            _until_submitted(group, handle)
+            submitted.touch()
+            hvd.synchronize(handle)
     middle = len(records)
     for step in range(3):
         heard = Path(folder, str(step))
