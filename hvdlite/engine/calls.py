@@ -78,6 +78,7 @@ class Calls:
         if self._current.setdefault(None, entry) is not entry:
             return False
         news: list[News] = []
+        number = self._replica.batches + 1  # of this call's batch if it is done: turns cannot make one meanwhile
         entry.caller = threading.get_ident()
         try:
             if not in_flight.enter(entry):
@@ -88,7 +89,7 @@ class Calls:
                 prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction
             )
             if outcome == native.CALL_DONE:
-                self._finish(entry, prepared.bit, news, begun)
+                self._finish(entry, prepared.bit, number, news, begun)
             elif outcome == native.CALL_REFUSED:
                 in_flight.withdraw(entry)
                 self._current.clear()
@@ -96,7 +97,7 @@ class Calls:
             else:
                 self._wake()
         except BaseException:
-            self._after_interrupt(entry, prepared.bit)
+            self._after_interrupt(entry, prepared.bit, number)
             raise
         return True
 
@@ -120,10 +121,12 @@ class Calls:
         self._prepared[request.name] = prepared = _Prepared(request, known.bit, reduction)
         return prepared
 
-    def _finish(self, entry: Entry[Any], bit: int, news: list[News], begun: float) -> None:
+    def _finish(self, entry: Entry[Any], bit: int, number: int, news: list[News], begun: float) -> None:
+        """Counts a call that is done, and ends it. Once more if a signal handler has interrupted that."""
         now = monotonic()
+        self._replica.batches = number
         self._called(news, bit, now)
-        work = Work((entry,), ((),), self._replica.count_batch(), entry.nbytes)
+        work = Work((entry,), ((),), number, entry.nbytes)
         work.sent_at, work.agreed_at, work.moved_at = begun, now, now
         work.arrival = self._observer.arrival
         self._observer.called(work)
@@ -135,10 +138,10 @@ class Calls:
         if self._page.end_call():
             self._wake()
 
-    def _after_interrupt(self, entry: Entry[Any], bit: int) -> None:
+    def _after_interrupt(self, entry: Entry[Any], bit: int, number: int) -> None:
         outcome = self._page.call()
         if outcome == native.CALL_DONE:
-            self._finish(entry, bit, [], monotonic())
+            self._finish(entry, bit, number, [], monotonic())
         elif outcome != native.CALL_LEFT and not entry.is_done:
             self._in_flight.withdraw(entry)
             self._current.clear()

@@ -62,16 +62,16 @@ class InFlight(Protocol):
 class Replica:
     """The state of one rank.
 
-    ``cache`` and ``tuning`` (None before the first run) are the same on all ranks after the same run. ``by_bit`` has
-    the unanswered entries that were submitted as bits; this rank has no value for the bits in ``_blank_bits``.
-    ``_by_name`` has the other unanswered entries. On a rank that has joined, an answered entry may still be in flight
-    when the root answers its name again, so answered entries must not stay in these tables.
+    ``cache``, ``batches`` (how many there were) and ``tuning`` (None before the first run) are the same on all ranks
+    after the same run. ``by_bit`` has the unanswered entries that were submitted as bits; this rank has no value for
+    the bits in ``_blank_bits``. ``_by_name`` has the other unanswered entries. On a rank that has joined, an answered
+    entry may still be in flight when the root answers its name again, so neither table may keep answered entries.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
         self._rank = rank
         self._in_flight = in_flight
-        self._batches = 0
+        self.batches = 0
         self.cache = Cache()
         self.tuning: Tuning | None = None
         self.by_bit: dict[int, Entry] = {}
@@ -118,11 +118,6 @@ class Replica:
         """Records an entry that was submitted as ``bit`` without `submit`."""
         self.by_bit[bit] = entry
 
-    def count_batch(self) -> int:
-        """Returns the number of a batch that this rank has run without `apply`."""
-        self._batches += 1
-        return self._batches
-
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root. Returns the batches to run, in order, and the entries that fail.
 
@@ -153,8 +148,8 @@ class Replica:
                 entries.append(entry)
                 rows.append(response.rows)
             if entries:
-                self._batches += 1
-                works.append(Work(entries, rows, self._batches))
+                self.batches += 1
+                works.append(Work(entries, rows, self.batches))
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:

@@ -40,7 +40,7 @@ def tuned_steps() -> tuple[list[int], list[tuple[int, int]], int, Tuning]:
         sizes.extend(len(work.entries) for work in works)
         assert self.tuning is not None
         if self.tuning is not before:
-            thresholds.append((self._batches - len(works) + 1, self.tuning.fusion_threshold))
+            thresholds.append((self.batches - len(works) + 1, self.tuning.fusion_threshold))
         return works, mismatches
 
     def step() -> None:
