@@ -34,8 +34,8 @@ DECIDED_MESSAGE: Final = 2
 DECIDED_CLOSING: Final = 3
 
 CALL_REFUSED: Final = 0
-CALL_DONE: Final = 3
-CALL_LEFT: Final = 4
+CALL_DONE: Final = 1
+CALL_LEFT: Final = 2
 
 
 class Reduction(ctypes.Structure):
@@ -59,6 +59,7 @@ class Decision(ctypes.Structure):
         ("is_waiting", c_int32),
         ("news", c_int32),
         ("words", c_int32),
+        ("calls", c_uint64),
         ("tensors", c_void_p),
         ("blanks", c_void_p),
         ("carried", c_void_p),
@@ -69,6 +70,12 @@ class News(ctypes.Structure):
     """When a rank published what it had submitted."""
 
     _fields_ = (("at_ns", c_int64), ("rank", c_int32), ("was_last", c_int32))
+
+
+class Call(ctypes.Structure):
+    """How a call ended, how many news there are, and its number."""
+
+    _fields_ = (("outcome", c_int32), ("news", c_int32), ("calls", c_uint64))
 
 
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -93,17 +100,18 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_next": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p)),
     "hvd_page_reopen": (c_int32, (c_void_p, c_uint32)),
     "hvd_page_waiting": (None, (c_void_p, c_int32, c_void_p)),
+    "hvd_page_version": (c_uint64, (c_void_p,)),
     "hvd_page_allreduce": (
-        c_int32,
-        (c_void_p, c_uint32, c_void_p, c_void_p, c_uint64, POINTER(Reduction), c_void_p, c_void_p),
+        None,
+        (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_uint64, POINTER(Reduction), c_void_p, c_void_p),
     ),
-    "hvd_page_call": (c_int32, (c_void_p,)),
-    "hvd_page_end_call": (c_int32, (c_void_p,)),
-    "hvd_page_collect": (None, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
+    "hvd_page_adopt": (c_int32, (c_void_p,)),
+    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
     "hvd_page_abort": (None, (c_void_p,)),
     "hvd_page_close": (None, (c_void_p,)),
+    "hvd_page_free": (None, (c_void_p,)),
     "hvd_arena_open": (c_int32, (c_int32, c_int32, c_int32, c_uint64, POINTER(c_void_p))),
     "hvd_arena_address": (c_uint64, (c_void_p,)),
     "hvd_arena_use_huge_pages": (None, (c_void_p, c_int32, c_uint64, c_uint64)),

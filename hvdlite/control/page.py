@@ -45,8 +45,6 @@ class _NewsBuffer:
     def __init__(self, size: int) -> None:
         self._news = (native.News * size)()
         self.address = ctypes.addressof(self._news) if size else None
-        self.count = ctypes.c_int32()
-        self.count_at = ctypes.addressof(self.count)
 
     def first(self, count: int) -> list[News]:
         return [(each.rank, bool(each.was_last), each.at_ns / 1e9) for each in self._news[:count]]
@@ -85,20 +83,22 @@ class PageOffer:
 class Page:
     """One rank's end. ``fds`` are those of the `PageOffer`; this object closes them, also if the constructor fails.
 
-    Turns call the methods, so their calls do not overlap. Any thread may call `arm`, and `allreduce` with what follows
-    it, and read ``bell``, this rank's. While such a call waits, the page is *busy* for turns: the call then ends soon,
-    and wants another turn.
+    Turns call the methods, so their calls do not overlap. Any thread may call `arm` and read ``version`` and ``bell``,
+    this rank's. One thread at a time may call `allreduce`, which writes ``call``. While it waits, the page is *busy*
+    for turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``slot_bytes``: the largest tensor whose bytes may be here.
-    `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, and ``is_held_back`` if this
-    rank was not willing to decide on tensors. At the root it sets ``news``: what it has read of other ranks, each with
-    whether it was the last one for some tensor, and when it submitted, on the monotonic clock, in order of time.
+    `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
+    was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
+    sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
+    submitted, on the monotonic clock, in order of time.
     """
 
     def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
         self.slot_bytes = slot_bytes = _slot_bytes(size)
         self.is_waiting = self.is_held_back = self.is_watched = False
+        self.calls = 0
         self.news: list[News] = []
         self.size = size
         self._library = library = native.quick_library()
@@ -107,6 +107,8 @@ class Page:
         self._words = np.zeros(-(-names // 64), np.uint64)
         self._of_turn = _NewsBuffer(size if rank == 0 else 0)
         self._of_call = _NewsBuffer(size if rank == 0 else 0)
+        self.call = native.Call()
+        self._call_at = ctypes.addressof(self.call)
         self._decision = native.Decision()
         self._decision_at = ctypes.addressof(self._decision)
         handle = ctypes.c_void_p()
@@ -122,6 +124,7 @@ class Page:
         finally:
             os.close(fds[0])
         self.handle = handle
+        self._is_closed = False
         self._allreduce = native.library().hvd_page_allreduce
 
     def submit(self, bits: int, blank_bits: int) -> bool:
@@ -160,6 +163,7 @@ class Page:
                 return _NONE[status], 0, 0, 0
             raise ProtocolError(_DAMAGED)
         self.is_waiting, self.is_held_back = bool(decision.is_waiting), bool(decision.is_held_back)
+        self.calls = decision.calls
         if news.address:
             self.news = news.first(decision.news)
         if (kind := decision.kind) != native.DECIDED_TENSORS:
@@ -178,27 +182,34 @@ class Page:
 
     # ---- calls
 
-    def allreduce(self, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> tuple[int, list[News]]:
-        """Reduces a tensor for a thread whose rank has nothing in flight, in two milliseconds at most, without the GIL.
+    @property
+    def version(self) -> int:
+        """Changes with everything that this rank publishes or decides here."""
+        return int(self._library.hvd_page_version(self.handle))
 
-        Returns `native.CALL_REFUSED` if nothing was submitted, and else, with news as `next` sets, `native.CALL_DONE`
-        or `native.CALL_LEFT`; then `end_call` must follow. ``reduction`` is a pointer to a `native.Reduction`.
+    def allreduce(self, version: int, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> None:
+        """Reduces a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
+
+        Releases the GIL. ``call.outcome``, which the caller sets to `native.CALL_REFUSED` before, stays so if nothing
+        was submitted, and becomes `native.CALL_DONE` or `native.CALL_LEFT`. ``reduction`` is a pointer to a
+        `native.Reduction`.
         """
-        news = self._of_call
-        outcome = self._allreduce(self.handle, bit, source, target, nbytes, reduction, news.address, news.count_at)
-        return outcome, news.first(news.count.value) if news.address and outcome == native.CALL_DONE else []
+        self._allreduce(
+            self.handle, version, bit, source, target, nbytes, reduction, self._of_call.address, self._call_at
+        )
 
-    def call(self) -> int:
-        """Returns how the latest call ended, until `end_call`; another number if there is none."""
-        return int(self._library.hvd_page_call(self.handle))
+    def news_of_call(self) -> list[News]:
+        """Returns, at the root, the news of a call that is done."""
+        return self._of_call.first(self.call.news) if self._of_call.address else []
 
-    def end_call(self) -> bool:
-        """Ends a call that was not refused. True if a turn is wanted."""
-        return bool(self._library.hvd_page_end_call(self.handle))
+    def adopt(self) -> bool:
+        """Takes over a call that was left, with which this turn goes on. False if there is none."""
+        return bool(self._library.hvd_page_adopt(self.handle))
 
     def collect(self, target: int, nbytes: int, reduction: native.Reduction) -> None:
-        """Reduces the bytes of a carried tensor. To be called in the order of the decisions."""
-        self._library.hvd_page_collect(self.handle, target, nbytes, ctypes.byref(reduction))
+        """Reduces the bytes of a carried tensor. To be called in the order of the decisions. Raises ProtocolError."""
+        if self._library.hvd_page_collect(self.handle, target, nbytes, ctypes.byref(reduction)):
+            raise ProtocolError(_DAMAGED)
 
     # ----
 
@@ -212,7 +223,7 @@ class Page:
 
     def arm(self) -> bool:
         """Lets the next decision ring the bell, until `next` is called. True if there is a decision already."""
-        return bool(self.handle and self._library.hvd_page_arm(self.handle))
+        return not self._is_closed and bool(self._library.hvd_page_arm(self.handle))
 
     def abort(self) -> None:
         """Tells all ranks that there may be no further decision, because one of them takes part no more."""
@@ -220,10 +231,14 @@ class Page:
 
     def close(self) -> None:
         """Unmaps the page and closes the bells. A forked child has no mapping, and calls nothing."""
-        handle, self.handle = self.handle, ctypes.c_void_p()
-        if handle:
-            self._library.hvd_page_close(handle)
+        if not self._is_closed:
+            self._is_closed = True
+            self._library.hvd_page_close(self.handle)
             self._close_bells()
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "handle", None):
+            self._library.hvd_page_free(handle)
 
     def _close_bells(self) -> None:
         bells, self._bells = self._bells, []

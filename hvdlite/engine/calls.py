@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.control.page import News, Page
@@ -21,11 +23,14 @@ from hvdlite.engine.batch import arithmetic, is_intact
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.cache import Known
+from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Replica, Work
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Adasum
+
+_MOST_REPORTS: Final = 32  # before a turn takes them
 
 
 class _Prepared(NamedTuple):
@@ -50,7 +55,7 @@ class Calls:
         replica: Replica,
         observer: Observer,
         is_idle: Callable[[], bool],
-        called: Callable[[list[News], int, float], None],
+        called: Callable[[int, Arrival, float], None],
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -62,53 +67,62 @@ class Calls:
         self._called = called
         self._wake = wake
         self._prepared: dict[str, _Prepared] = {}
-        self._current: dict[None, Entry[Any]] = {}  # the entry of the call, if there is one
+        self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
+        self._reports: deque[tuple[int, Arrival, float]] = deque()
 
     def run(self, entry: Entry[Any]) -> bool:
         """Runs ``entry``. False if it must be submitted in the usual way; else it is in flight, or done."""
+        if type(entry) is not Entry or entry.name not in self._known:
+            return False
+        page, in_flight, replica = self._page, self._in_flight, self._replica
+        version = page.version  # first: if something changes from here on, the native call is refused
         known = self._known.get(entry.name)
-        if known is None or known.request is not entry.request or type(entry) is not Entry:
+        if known is None or known.request is not entry.request:
             return False
         prepared = self._prepared.get(entry.name)
-        if prepared is None or prepared.request is not entry.request:
+        if prepared is None or prepared.request is not entry.request or prepared.bit != known.bit:
             prepared = self._prepare(known)
-        in_flight = self._in_flight
         if prepared.reduction is None or not (in_flight.is_idle and self._is_idle()) or not is_intact(entry):
             return False
-        if self._current.setdefault(None, entry) is not entry:
-            return False
-        news: list[News] = []
-        number = self._replica.batches + 1  # of this call's batch if it is done: turns cannot make one meanwhile
-        entry.caller = threading.get_ident()
+        batches = replica.batches
+        owner = entry.owner  # keeps the memory, even if the end of the group finishes the entry
         try:
-            if not in_flight.enter(entry):
-                self._current.clear()
+            if self._current.setdefault(None, entry) is not entry:
                 return False
+            page.call.outcome = native.CALL_REFUSED
+            entry.caller = threading.get_ident()
             begun = monotonic()
-            outcome, news = self._page.allreduce(
-                prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction
-            )
-            if outcome == native.CALL_DONE:
-                self._finish(entry, prepared.bit, number, news, begun)
-            elif outcome == native.CALL_REFUSED:
+            if in_flight.enter(entry):
+                page.allreduce(version, prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction)
+                if page.call.outcome == native.CALL_LEFT:
+                    return True
+                if page.call.outcome == native.CALL_DONE:
+                    self._finish(entry, prepared.bit, batches, begun)
+                    return True
                 in_flight.withdraw(entry)
-                self._current.clear()
-                return False
-            else:
-                self._wake()
+            self._release(entry)
         except BaseException:
-            self._after_interrupt(entry, prepared.bit, number)
+            self._after_interrupt(entry, prepared.bit, batches)
             raise
-        return True
+        finally:
+            del owner
+        return False
 
     def settle(self) -> None:
         """Lets turns go on with a call that was left. Each turn begins with it."""
+        if self._reports:
+            self._report()
         entry = self._current.get(None)
-        if entry is not None and self._page.call() == native.CALL_LEFT:
+        if entry is not None and self._page.call.outcome == native.CALL_LEFT:
             entry.was_taken_up = True
-            self._replica.adopt(self._known[entry.name].bit, entry)
-            self._current.clear()
-            self._page.end_call()
+            if not entry.is_done:  # else the group has ended
+                self._replica.adopt(self._prepared[entry.name].bit, entry)
+            self._release(entry)
+            self._page.adopt()
+
+    def count(self) -> None:
+        """Counts the calls before the latest decision, for the numbers of batches."""
+        self._replica.calls = self._page.calls
 
     def _prepare(self, known: Known) -> _Prepared:
         request, reduction = known.request, None
@@ -121,28 +135,48 @@ class Calls:
         self._prepared[request.name] = prepared = _Prepared(request, known.bit, reduction)
         return prepared
 
-    def _finish(self, entry: Entry[Any], bit: int, number: int, news: list[News], begun: float) -> None:
-        """Counts a call that is done, and ends it. Once more if a signal handler has interrupted that."""
+    def _finish(self, entry: Entry[Any], bit: int, batches: int, begun: float) -> None:
+        """Ends a call that is done. Is repeated if a signal handler interrupts it."""
         now = monotonic()
-        self._replica.batches = number
-        self._called(news, bit, now)
-        work = Work((entry,), ((),), number, entry.nbytes)
+        page = self._page
+        work = Work((entry,), ((),), batches + page.call.calls, entry.nbytes)
         work.sent_at, work.agreed_at, work.moved_at = begun, now, now
-        work.arrival = self._observer.arrival
+        work.arrival = None
+        if news := page.news_of_call():
+            work.arrival = _arrival_of(news)
+            self._reports.append((bit, work.arrival, now))
+            if len(self._reports) == _MOST_REPORTS:
+                self._wake()
         self._observer.called(work)
-        self._observer.decided()
-        self._current.clear()
         self._in_flight.withdraw(entry)
         entry.owner = None
         entry.is_done = True
-        if self._page.end_call():
-            self._wake()
+        self._release(entry)
 
-    def _after_interrupt(self, entry: Entry[Any], bit: int, number: int) -> None:
-        outcome = self._page.call()
-        if outcome == native.CALL_DONE:
-            self._finish(entry, bit, number, [], monotonic())
-        elif outcome != native.CALL_LEFT and not entry.is_done:
+    def _report(self) -> None:
+        """Tells the decider of the root, in a turn, about calls."""
+        with suppress(IndexError):
+            while True:
+                self._called(*self._reports.popleft())
+
+    def _release(self, entry: Entry[Any]) -> None:
+        if self._current.get(None) is entry:
+            self._current.pop(None, None)
+
+    def _after_interrupt(self, entry: Entry[Any], bit: int, batches: int) -> None:
+        if self._current.get(None) is entry:
+            outcome = self._page.call.outcome
+            if outcome == native.CALL_DONE:
+                self._finish(entry, bit, batches, monotonic())
+            elif outcome == native.CALL_REFUSED:
+                self._in_flight.withdraw(entry)
+                self._release(entry)
+        elif not (entry.was_taken_up or entry.is_done):
             self._in_flight.withdraw(entry)
-            self._current.clear()
         self._wake()
+
+
+def _arrival_of(news: Sequence[News]) -> Arrival:
+    first_rank, _, first_at = news[0]
+    last_rank, _, last_at = news[-1]
+    return first_rank, first_at, last_rank, last_at, last_at - news[-2][2] if len(news) > 1 else 0.0

@@ -157,6 +157,8 @@ class Coordinator:
             if isinstance(decision, Resubmit):
                 self.decider.resubmit(self._replica.unanswered(), now)
                 continue
+            if self.calls is not None:
+                self.calls.count()
             is_carried = isinstance(decision, Common) and decision.carried_bits != 0
             if isinstance(decision, Common):
                 decision = self._replica.run_of(decision)

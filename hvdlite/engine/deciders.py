@@ -25,7 +25,7 @@ from hvdlite.control.link import ControlLink
 from hvdlite.control.page import ABORTED, BUSY, News, Page
 from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
-from hvdlite.negotiation.delays.arrival import UNKNOWN
+from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.messages import ORDERLY, Common, End, EndKind, Ready, Run, Tuning
@@ -197,7 +197,7 @@ class RootDecider(Decider):
         run = negotiator.cut()
         self._announce()  # first: a rank that has been told to open the page reads it next
         self._link.send(run)
-        self.ran(run.generation, negotiator.bits_cut, now)
+        self.ran(run.generation, negotiator.bits_cut, self.arrival, now)
         return run
 
     def _announce(self) -> None:
@@ -220,9 +220,14 @@ class RootDecider(Decider):
         page.request_closing()
         return True
 
-    def ran(self, generation: int, bits: int, now: float) -> None:
+    @property
+    def arrival(self) -> Arrival | None:
+        """What has arrived since the last decision."""
+        return self._observer.arrival
+
+    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> None:
         """Tells the watch for late ranks about a decision to run ``bits``."""
-        named = self._stragglers.ran(generation, bits, self._observer.arrival, now)
+        named = self._stragglers.ran(generation, bits, arrival, now)
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
@@ -378,7 +383,8 @@ class PageDecider(Decider):
             if self._root is not None and kind >= 0:
                 self._root.arrived(self.page.news, now)
             if kind == native.DECIDED_TENSORS:
-                self.ran(bits, now)
+                if self._root is not None:
+                    self._root.ran(self._generation, bits, self._root.arrival, now)
                 yield Common(bits, blank_bits, carried_bits)
             elif kind == native.DECIDED_MESSAGE:
                 self._is_due = True
@@ -393,16 +399,10 @@ class PageDecider(Decider):
             elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return
 
-    def ran(self, bits: int, now: float) -> None:
-        """Counts a decision of the page to run ``bits``."""
+    def called(self, bit: int, arrival: Arrival, now: float) -> None:
+        """Tells the root's watch for late ranks about a call that has run the tensor of ``bit``."""
         if self._root is not None:
-            self._root.ran(self._generation, bits, now)
-
-    def called(self, news: Sequence[News], bit: int, now: float) -> None:
-        """Counts a call that has run the tensor of ``bit``."""
-        if self._root is not None:
-            self._root.arrived(news, now)
-            self.ran(1 << bit, now)
+            self._root.ran(self._generation, 1 << bit, arrival, now)
 
     def lost(self) -> None:
         self.page.abort()

@@ -59,13 +59,18 @@ class InFlight:
         return not (self._by_name or self._new or self._deferred or self._error or self.keeps_times)
 
     def enter(self, entry: Entry) -> bool:
-        """Puts ``entry`` in flight without submitting it. False if its name is in use."""
-        return self._by_name.setdefault(entry.name, entry) is entry
+        """Puts ``entry`` in flight without submitting it. False if its name is in use, or the group has ended."""
+        if self._by_name.setdefault(entry.name, entry) is not entry:
+            return False
+        if self._error is not None:
+            self._withdraw((entry,))
+        return self._error is None
 
     def withdraw(self, entry: Entry) -> None:
         """Undoes `enter`."""
-        if self._by_name.get(entry.name) is entry:
-            self._by_name.pop(entry.name, None)
+        self._withdraw((entry,))
+        if self._deferred:
+            self._wake()
 
     def submit(self, entry: Entry) -> Handle:
         """Puts ``entry`` in flight, wakes the coordinator if needed, and returns the caller's handle.

@@ -62,16 +62,17 @@ class InFlight(Protocol):
 class Replica:
     """The state of one rank.
 
-    ``cache``, ``batches`` (how many there were) and ``tuning`` (None before the first run) are the same on all ranks
-    after the same run. ``by_bit`` has the unanswered entries that were submitted as bits; this rank has no value for
-    the bits in ``_blank_bits``. ``_by_name`` has the other unanswered entries. On a rank that has joined, an answered
-    entry may still be in flight when the root answers its name again, so neither table may keep answered entries.
+    ``cache``, ``batches`` (how many it has returned), ``calls`` (how many ran before without it; turns set it) and
+    ``tuning`` (None before the first run) are the same on all ranks after the same run. ``by_bit`` has the unanswered
+    entries that were submitted as bits; this rank has no value for the bits in ``_blank_bits``. ``_by_name`` has the
+    other unanswered entries. On a rank that has joined, an answered entry may still be in flight when the root answers
+    its name again, so neither table may keep answered entries.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
         self._rank = rank
         self._in_flight = in_flight
-        self.batches = 0
+        self.batches = self.calls = 0
         self.cache = Cache()
         self.tuning: Tuning | None = None
         self.by_bit: dict[int, Entry] = {}
@@ -149,7 +150,7 @@ class Replica:
                 rows.append(response.rows)
             if entries:
                 self.batches += 1
-                works.append(Work(entries, rows, self.batches))
+                works.append(Work(entries, rows, self.batches + self.calls))
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:

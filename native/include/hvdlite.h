@@ -116,12 +116,14 @@ enum {
 // Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`, and all
 // ranks have put the bytes of `carried`, which is one tensor at most, into the page. They last until the next call.
 // `is_held_back`: this rank was not willing to decide. `is_waiting`: some names wait for ranks. `news`: how many.
+// `calls`: how many calls of this rank were done before.
 typedef struct {
   int32_t kind;
   int32_t is_held_back;
   int32_t is_waiting;
   int32_t news;
   int32_t words;
+  uint64_t calls;
   const uint64_t* tensors;
   const uint64_t* blanks;
   const uint64_t* carried;
@@ -145,7 +147,7 @@ HVD_API hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t
                                  const int32_t* bells, int64_t spin_ns, hvd_page** out);
 
 // A rank has turns, which do not overlap, and calls, which do not overlap either. Functions of turns return HVD_BUSY
-// while a call waits; it then ends, and asks for another turn.
+// while a call waits; it then ends, and rings the bell for another turn.
 
 // Publishes names that this rank has submitted, none of which is in flight; for `blanks` it has no value. HVD_INVALID
 // if the page is closed.
@@ -170,23 +172,30 @@ HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
 // The names that `rank` has submitted and that have not run, in as many words as hold all names of the page.
 HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
 
-// How a call ends. REFUSED: nothing was submitted, and it must be in another way. LEFT: `name` is submitted, and after
-// hvd_page_end_call turns go on with it. DONE: it has run.
-enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 3, HVD_CALL_LEFT = 4 };
+// How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on
+// with it. DONE: it has run; it was this rank's call number `calls`, and there are `news`.
+enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 
-// An all-reduce for a thread whose rank has nothing in flight: agrees on it and reduces it, within 2 ms or not at all.
-// hvd_page_end_call must follow unless it was refused. `found`: how many `news` there are.
-HVD_API int32_t hvd_page_allreduce(hvd_page* page, uint32_t name, const void* in, void* out, uint64_t bytes,
-                                   const hvd_reduction* reduction, hvd_news* news, int32_t* found);
+typedef struct {
+  int32_t outcome;
+  int32_t news;
+  uint64_t calls;
+} hvd_call;
 
-// How the latest call ended if hvd_page_end_call has not followed; 0, 1 or 2 otherwise.
-HVD_API int32_t hvd_page_call(hvd_page* page);
+// Changes with everything that a rank publishes or decides.
+HVD_API uint64_t hvd_page_version(hvd_page* page);
 
-// Ends a call that is done or left. 1 if a turn is wanted.
-HVD_API int32_t hvd_page_end_call(hvd_page* page);
+// An all-reduce for a thread whose rank had nothing in flight when the page had `version`: agrees on it and reduces it,
+// within 2 ms or not at all. Refused if the version has changed, or turns have not applied all that they have decided.
+// Writes `call` unless it is refused.
+HVD_API void hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out,
+                                uint64_t bytes, const hvd_reduction* reduction, hvd_news* news, hvd_call* call);
 
-// Reduces the bytes of a carried tensor, in the order of the decisions.
-HVD_API void hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction);
+// 1 if a call was left, with which this turn goes on.
+HVD_API int32_t hvd_page_adopt(hvd_page* page);
+
+// Reduces the bytes of a carried tensor, in the order of the decisions. HVD_INVALID if there are none of so many bytes.
+HVD_API hvd_status hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction);
 
 // From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
 // thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.
@@ -196,8 +205,10 @@ HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int
 // Some rank will take part no more, so there may be no further decision. Any thread.
 HVD_API void hvd_page_abort(hvd_page* page);
 
-// Waits for a call that has not ended. Functions of calls may come later, with a null page.
+// Ends a call that waits, and unmaps the page. Later calls are refused; no other function may follow but
+// hvd_page_version and hvd_page_free.
 HVD_API void hvd_page_close(hvd_page* page);
+HVD_API void hvd_page_free(hvd_page* page);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
 

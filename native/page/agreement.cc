@@ -43,6 +43,9 @@ hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int6
   }
   for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], closings_));
   submitted_ += count;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (submissions[i].is_carried) carrying_ = submissions[i].name;
+  }
   if (bells_ != nullptr) page_.line(own_).submitted_at.set(now_ns);
   page_.line(own_).submitted.store(submitted_);
   fence();  // before this rank reads what the others have submitted, and whether the root watches
@@ -204,10 +207,7 @@ hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
       const uint32_t name = static_cast<uint32_t>(64 * word + __builtin_ctzll(left));
       const Taken taken = take(name);
       if (taken.is_blank) blanks |= bit;
-      if (taken.is_carried) {
-        carried |= bit;
-        ++carried_;
-      }
+      if (taken.is_carried) carried |= bit;
       if (holders_[name] != static_cast<uint32_t>(geometry_.size)) ready_[word] &= ~bit;
     }
     decision_[word] = tensors;
@@ -229,13 +229,29 @@ Agreement::Taken Agreement::take(uint32_t name) noexcept {
     if (--waiting[rank].count == 0) --holders_[name];
   }
   pending_ -= static_cast<uint64_t>(geometry_.size);
-  return {blanks == geometry_.size, carried == geometry_.size};
+  const bool is_own = std::exchange(carrying_, carrying_ == name ? -1 : carrying_) == name;  // whatever the page says
+  const bool is_carried = is_own && carried == geometry_.size;
+  carried_ += is_carried;
+  return {blanks == geometry_.size, is_carried};
 }
 
 bool Agreement::is_carried(uint32_t name) const noexcept {
+  if (carrying_ != name) return false;
   const Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
   return std::all_of(waiting, waiting + geometry_.size,
                      [](const Waiting& each) { return each.count != 0 && each.is_first_carried; });
+}
+
+// True if the winner has proposed `name` and nothing else.
+bool Agreement::is_alone(int32_t winner, uint32_t name) noexcept {
+  const uint64_t head = page_.head(winner, decided_).get();
+  const int32_t words = static_cast<int32_t>(std::min<uint64_t>(head >> kKindBits, geometry_.words()));
+  if (static_cast<Kind>(head & kKindMask) != Kind::kTensors || words <= static_cast<int32_t>(name / 64)) return false;
+  for (int32_t word = 0; word < words; ++word) {
+    const uint64_t expected = word == static_cast<int32_t>(name / 64) ? uint64_t{1} << name % 64 : 0;
+    if (page_.bits(winner, decided_, word).get() != expected) return false;
+  }
+  return true;
 }
 
 hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept {
@@ -252,13 +268,12 @@ hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_ove
   const int32_t winner = static_cast<int32_t>(found & 0xffff);
   if (!is_number(found, decided_) || winner >= geometry_.size) return HVD_INVALID;
   if (hvd_status status = scan()) return status;
-  const bool is_tensors = static_cast<Kind>(page_.head(winner, decided_).get() & kKindMask) == Kind::kTensors;
-  *is_over = !is_tensors || !is_carried(name);
+  *is_over = !is_alone(winner, name) || !is_carried(name);
   if (*is_over) return HVD_OK;
   Decision decision;
   const hvd_status status = apply(winner, &decision);
-  *is_decided = status == HVD_OK;
-  return status;
+  *is_decided = status == HVD_OK && carried_ != consumed_;
+  return status == HVD_OK && !*is_decided ? HVD_INVALID : status;
 }
 
 hvd_status Agreement::open(uint32_t messages) noexcept {
@@ -271,17 +286,17 @@ void Agreement::close() noexcept {
   ++closings_;
   is_open_ = false;
   pending_ = 0;
+  carrying_ = -1;
   std::fill(waiting_.begin(), waiting_.end(), Waiting{});
   std::fill(holders_.begin(), holders_.end(), 0u);
   std::fill(ready_.begin(), ready_.end(), uint64_t{0});
 }
 
-hvd_status Agreement::sleep(int64_t until_ns) noexcept {
+hvd_status Agreement::sleep(uint32_t rung, int64_t until_ns) noexcept {
   Line& line = page_.line(own_);
-  const uint32_t seen = line.bell.load();
   line.is_asleep.store(1);
   fence();  // before the last look at the decision
-  if (!has_decision()) line.bell.sleep(seen, until_ns);
+  if (!has_decision()) line.bell.sleep(rung, until_ns);
   line.is_asleep.store(0);
   return page_.header().aborted.load() != 0 ? HVD_ABORTED : HVD_OK;
 }

@@ -87,7 +87,8 @@ class Agreement {
   void consume() noexcept { ++consumed_; }
 
   // Like `next`, for a rank that waits for `name`, which it has submitted as carried, and for nothing else. Takes the
-  // decision only if all ranks have carried the name, and sets `*is_over` if `next` must take it instead.
+  // decision only if it is about that name alone and all ranks have carried it, and sets `*is_over` if `next` must take
+  // it instead.
   hvd_status next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept;
 
   // Publishes that this rank, the root, has sent `messages` to all ranks since the page exists.
@@ -120,8 +121,10 @@ class Agreement {
   // such a decision already. Any thread of this rank.
   bool arm() noexcept;
 
-  // Sleeps until there may be a decision, or until `until_ns` on the monotonic clock. HVD_ABORTED if the page is.
-  hvd_status sleep(int64_t until_ns) noexcept;
+  // Sleeps until there may be a decision, or `until_ns` on the monotonic clock, or unless the rank's bell, of which
+  // `rung` was read before, has been rung. HVD_ABORTED if the page is.
+  hvd_status sleep(uint32_t rung, int64_t until_ns) noexcept;
+  uint32_t rung() noexcept { return page_.line(own_).bell.load(); }
 
   // Opens the page again, which the root allows once all ranks have applied the closing. What was submitted before
   // counts no more. The root has sent `messages`.
@@ -162,6 +165,7 @@ class Agreement {
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
   hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
   bool is_carried(uint32_t name) const noexcept;
+  bool is_alone(int32_t winner, uint32_t name) noexcept;
   Taken take(uint32_t name) noexcept;
   void close() noexcept;
 
@@ -174,6 +178,7 @@ class Agreement {
   uint64_t decided_ = 0;    // decisions that this rank has applied
   uint64_t carried_ = 0;    // tensors among these that were carried
   uint64_t consumed_ = 0;   // of which this rank has read all
+  int64_t carrying_ = -1;   // the name that this rank has submitted as carried, until it is decided or the page closes
   uint32_t closings_ = 0;   // among them
   uint32_t messages_ = 0;   // among them
   // As far as this rank has read.

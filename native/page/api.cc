@@ -37,13 +37,9 @@ class Eventfds final : public Bells {
 }  // namespace
 }  // namespace hvd::page
 
-// Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is over is kept
-// until Python has counted it, or until a turn goes on with its tensor.
-enum class Holder : int32_t { kNobody, kTurn, kCall, kDone, kLeft };
-
-static_assert(HVD_CALL_DONE == static_cast<int>(Holder::kDone));
-static_assert(HVD_CALL_LEFT == static_cast<int>(Holder::kLeft));
-static_assert(HVD_CALL_REFUSED == static_cast<int>(Holder::kNobody));
+// Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is left keeps it
+// until a turn goes on with its tensor.
+enum class Holder : int32_t { kNobody, kTurn, kCall, kLeft };
 
 struct hvd_page {
   hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns)
@@ -68,12 +64,15 @@ struct hvd_page {
   void give_back() { holder = Holder::kNobody; }
 
   // The bytes of the oldest carried tensor that this rank has not read, reduced.
-  void collect(void* out, uint64_t bytes, const hvd_reduction& reduction) {
+  hvd_status collect(void* out, uint64_t bytes, const hvd_reduction& reduction) {
+    if (bytes > static_cast<uint64_t>(page.geometry().slot_bytes) || agreement->consumed() == agreement->carried())
+      return HVD_INVALID;
     const int32_t size = page.geometry().size;
     for (int32_t rank = 0; rank < size; ++rank)
       inputs[static_cast<size_t>(rank)] = page.slot(rank, agreement->consumed());
     hvd::reduce(out, inputs.data(), size, bytes / hvd::item_bytes(reduction.dtype), reduction);
     agreement->consume();
+    return HVD_OK;
   }
 
   hvd::page::Page page;
@@ -84,7 +83,11 @@ struct hvd_page {
   std::vector<hvd::page::News> found;
   std::atomic<Holder> holder{Holder::kNobody};
   std::atomic<bool> is_wanted{false};
-  hvd_spin spin;  // of calls
+  // What calls depend on: it changes with everything that turns publish or decide, and with every call.
+  std::atomic<uint64_t> version{0};
+  std::atomic<bool> is_settled{false};  // turns have applied all that they have decided
+  uint64_t calls = 0;                   // that are done
+  hvd_spin spin;                        // of calls
   std::vector<const void*> inputs;
 };
 
@@ -108,20 +111,21 @@ bool await(hvd_page* page, uint32_t name) {
   const int64_t start_ns = hvd::monotonic_ns(), limit_ns = hvd::spin_ns(page->spin);
   bool is_decided = false, is_over = false, may_spin = limit_ns > 0;
   for (;;) {
+    const uint32_t rung = agreement.rung();
     if (agreement.next_carried(name, &is_decided, &is_over) != HVD_OK || is_over) return false;
     if (is_decided) return true;
     if (page->is_wanted || page->page.header().aborted.load() != 0) return false;
-    bool has_decision = false;
+    bool is_spin_enough = false;
     if (may_spin) {
       may_spin = false;
       do {
-        for (int i = 0; i < 64 && !has_decision; ++i) has_decision = agreement.has_decision() || page->is_wanted;
-      } while (!has_decision && hvd::monotonic_ns() - start_ns < limit_ns);
-      hvd::note_wait(&page->spin, has_decision);
+        for (int i = 0; i < 64 && !is_spin_enough; ++i) is_spin_enough = agreement.has_decision() || page->is_wanted;
+      } while (!is_spin_enough && hvd::monotonic_ns() - start_ns < limit_ns);
+      hvd::note_wait(&page->spin, is_spin_enough);
     }
-    if (has_decision) continue;
+    if (is_spin_enough) continue;
     if (hvd::monotonic_ns() - start_ns >= kCallNs) return false;
-    agreement.sleep(start_ns + kCallNs);
+    agreement.sleep(rung, start_ns + kCallNs);
   }
 }
 
@@ -163,6 +167,7 @@ hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, 
 hvd_status hvd_page_submit(hvd_page* page, const uint64_t* names, const uint64_t* blanks, int32_t words) {
   if (words < 0 || words > page->page.geometry().words()) return HVD_INVALID;
   if (!page->take_for_turn()) return HVD_BUSY;
+  ++page->version;
   page->submissions.clear();
   for (int32_t word = 0; word < words; ++word) {
     for (uint64_t left = names[word]; left != 0; left &= left - 1) {
@@ -191,9 +196,12 @@ hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, 
           page->agreement->is_waiting(),
           take_news(page, news),
           decision.words,
+          page->calls,
           decision.tensors,
           decision.blanks,
           decision.carried};
+  page->is_settled = status == HVD_OK && decision.kind == Kind::kNone && page->agreement->is_open();
+  if (decision.kind != Kind::kNone) ++page->version;
   page->give_back();
   if (status == HVD_OK && decision.kind == Kind::kNone && page->page.header().aborted.load() != 0) status = HVD_ABORTED;
   return status;
@@ -202,45 +210,49 @@ hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, 
 hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) {
   if (!page->take_for_turn()) return HVD_BUSY;
   const hvd_status status = page->agreement->open(messages);
+  ++page->version;
+  page->is_settled = false;
   page->give_back();
   return status;
 }
 
-int32_t hvd_page_allreduce(hvd_page* page, uint32_t name, const void* in, void* out, uint64_t bytes,
-                           const hvd_reduction* reduction, hvd_news* news, int32_t* found) {
-  if (page == nullptr || !page->take(Holder::kCall)) return HVD_CALL_REFUSED;  // null: closed a moment ago
+uint64_t hvd_page_version(hvd_page* page) { return page->version; }
+
+void hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out, uint64_t bytes,
+                        const hvd_reduction* reduction, hvd_news* news, hvd_call* call) {
+  if (!page->take(Holder::kCall)) return;
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
-  bool is_submitted = agreement.is_open() && agreement.consumed() == agreement.carried() &&
-                      bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes) && !page->is_wanted;
-  if (is_submitted) {
-    std::memcpy(page->page.slot(page->own, agreement.carried()), in, bytes);
-    const hvd::page::Submission submission = {name, 0, 1};
-    is_submitted = agreement.submit(&submission, 1, hvd::monotonic_ns()) == HVD_OK;
+  Holder after = Holder::kNobody;
+  const bool may_carry = version == page->version && page->is_settled && agreement.is_open() &&
+                         agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
+                         bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
+  const hvd::page::Submission submission = {name, 0, 1};
+  if (may_carry) std::memcpy(page->page.slot(page->own, agreement.carried()), in, bytes);
+  if (may_carry && agreement.submit(&submission, 1, hvd::monotonic_ns()) == HVD_OK) {
+    ++page->version;
+    if (await(page, name)) {
+      page->collect(out, bytes, *reduction);
+      call->news = take_news(page, news);
+      call->calls = ++page->calls;
+      call->outcome = HVD_CALL_DONE;
+    } else {
+      call->outcome = HVD_CALL_LEFT;
+      after = Holder::kLeft;
+    }
   }
-  Holder outcome = is_submitted ? Holder::kLeft : Holder::kNobody;
-  if (is_submitted && await(page, name)) {
-    page->collect(out, bytes, *reduction);
-    *found = take_news(page, news);
-    outcome = Holder::kDone;
-  }
-  if (agreement.arm() && is_submitted) page->is_wanted = true;
-  page->holder = outcome;
-  return static_cast<int32_t>(outcome);
+  const bool has_decision = agreement.arm();
+  page->holder = after;
+  if (page->is_wanted.exchange(false) || has_decision || after == Holder::kLeft) page->bells_of_ranks.ring(page->own);
 }
 
-int32_t hvd_page_call(hvd_page* page) {
-  return page == nullptr ? HVD_CALL_REFUSED : static_cast<int32_t>(page->holder.load());
+int32_t hvd_page_adopt(hvd_page* page) {
+  Holder left = Holder::kLeft;
+  return page->holder.compare_exchange_strong(left, Holder::kNobody);
 }
 
-int32_t hvd_page_end_call(hvd_page* page) {
-  if (page == nullptr) return 0;
-  page->holder = Holder::kNobody;
-  return page->is_wanted.exchange(false);
-}
-
-void hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction) {
-  page->collect(out, bytes, *reduction);
+hvd_status hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction) {
+  return page->collect(out, bytes, *reduction);
 }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
@@ -282,6 +294,12 @@ void hvd_page_abort(hvd_page* page) {
 }
 
 void hvd_page_close(hvd_page* page) {
-  while (!page->take_for_turn() && page->holder == Holder::kCall) sched_yield();  // until it has seen that
-  delete page;
+  Holder left = Holder::kLeft;
+  while (!page->take_for_turn() && !page->holder.compare_exchange_strong(left, Holder::kTurn)) {
+    left = Holder::kLeft;
+    sched_yield();  // until a call has seen that it is wanted; none begins after this
+  }
+  page->page.unmap();
 }
+
+void hvd_page_free(hvd_page* page) { delete page; }

@@ -33,8 +33,11 @@ bool Geometry::is_valid() const noexcept {
 
 uint64_t Geometry::bytes() const noexcept { return slots_offset(*this) + 2 * static_cast<uint64_t>(slot_bytes) * size; }
 
-Page::~Page() {
+Page::~Page() { unmap(); }
+
+void Page::unmap() noexcept {
   if (mapped_bytes_ != 0) munmap(base_, mapped_bytes_);
+  mapped_bytes_ = 0;
 }
 
 hvd_status Page::map(int fd, const Geometry& geometry) noexcept {

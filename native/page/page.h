@@ -72,6 +72,8 @@ class Page {
   // HVD_INVALID if the file is too small; HVD_SYSTEM if it cannot be mapped.
   hvd_status map(int fd, const Geometry& geometry) noexcept;
 
+  void unmap() noexcept;
+
   // For tests: uses zeroed memory of `geometry.bytes()` that outlives this object.
   void adopt(void* memory, const Geometry& geometry) noexcept;
 

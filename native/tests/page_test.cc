@@ -56,9 +56,10 @@ class Ranks {
 Decision decision_of(Agreement& agreement) {
   Decision decision;
   for (;;) {
+    const uint32_t rung = agreement.rung();
     CHECK(agreement.next(&decision) == HVD_OK);
     if (decision.kind != Kind::kNone) return decision;
-    CHECK(agreement.sleep(monotonic_ns() + 60 * kSecond) == HVD_OK);
+    CHECK(agreement.sleep(rung, monotonic_ns() + 60 * kSecond) == HVD_OK);
   }
 }
 
@@ -145,9 +146,10 @@ void test_carried(int32_t size) {
       CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
       bool are_carried = is_carried;
       for (bool is_decided = false, is_over = false; is_carried && !is_decided && !is_over;) {
+        const uint32_t rung = agreement.rung();
         CHECK(agreement.next_carried(0, &is_decided, &is_over) == HVD_OK);
         are_carried = is_decided;
-        if (!is_decided && !is_over) CHECK(agreement.sleep(monotonic_ns() + 60 * kSecond) == HVD_OK);
+        if (!is_decided && !is_over) CHECK(agreement.sleep(rung, monotonic_ns() + 60 * kSecond) == HVD_OK);
       }
       if (!are_carried) CHECK(decision_of(agreement).carried[0] == 0);
       CHECK(are_carried == (round % 7 >= static_cast<uint32_t>(size)));
@@ -167,7 +169,7 @@ void test_abort() {
       ranks.page.abort();
       return;
     }
-    while (agreement.sleep(monotonic_ns() + 60 * kSecond) != HVD_ABORTED) {
+    while (agreement.sleep(agreement.rung(), monotonic_ns() + 60 * kSecond) != HVD_ABORTED) {
     }
   });
 }

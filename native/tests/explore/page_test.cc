@@ -81,11 +81,12 @@ struct World : Bells {
       }
       if (plan.has_closing && rank == plan.ranks - 1 && round == 0) agreements[rank]->request_closing();
       while (is_waiting(rank)) {
+        const uint32_t rung = plan.has_bells ? 0 : agreements[rank]->rung();
         if (take(rank)) continue;
         if (plan.has_bells) {
           const uint32_t seen = bells[rank].load();
           if (!agreements[rank]->arm()) bells[rank].sleep(seen, 0);
-        } else if (agreements[rank]->sleep(0) == HVD_ABORTED) {
+        } else if (agreements[rank]->sleep(rung, 0) == HVD_ABORTED) {
           return;
         }
         settle(rank);
