@@ -77,7 +77,7 @@ def _windows(ours: Sequence[RankTrace], theirs: Sequence[RankTrace]) -> dict[int
 
 def _bounds(one: RankTrace, other: RankTrace) -> Iterator[tuple[float, float, float]]:
     """Of each batch that both ran, yields a time on ``other``'s clock and the bounds of the offset to ``one``'s."""
-    deciders = _deciders(one), _deciders(other)
+    begins, others_begins = _begins_of_arrows(one), _begins_of_arrows(other)
     for key, theirs in other.batches.items():
         ours = one.batches.get(key)
         if ours is None or not {"wait", "move"} <= ours.spans.keys() & theirs.spans.keys():
@@ -86,17 +86,18 @@ def _bounds(one: RankTrace, other: RankTrace) -> Iterator[tuple[float, float, fl
         if ours.name in _ALL_TO_ALL:
             low = ours.spans["move"][0] - theirs.spans["move"][1]
             high = ours.spans["move"][1] - theirs.spans["move"][0]
-        if key[0] in deciders[0]:
-            low = max(low, ours.spans["wait"][0] - theirs.spans["wait"][0])
+        if key in begins:
+            low = max(low, begins[key] - theirs.spans["wait"][0])
             if "queue" in theirs.spans:
                 high = min(high, ours.spans["wait"][0] - theirs.spans["queue"][1])
-        elif key[0] in deciders[1]:
-            high = min(high, ours.spans["wait"][0] - theirs.spans["wait"][0])
+        elif key in others_begins:
+            high = min(high, ours.spans["wait"][0] - others_begins[key])
             if "queue" in ours.spans:
                 low = max(low, ours.spans["queue"][1] - theirs.spans["wait"][0])
         yield theirs.spans["move"][0], low, high
 
 
-def _deciders(trace: RankTrace) -> set[int]:
-    """The process sets of which this is the first rank: there arrows begin."""
-    return {int(event["id"], 16) >> 52 for event in trace.events if event["ph"] == "s"}
+def _begins_of_arrows(trace: RankTrace) -> dict[tuple[int, int], float]:
+    """When what leads to a batch began on the first rank of its process set, by set and batch."""
+    arrows = ((int(event["id"], 16), event["ts"]) for event in trace.events if event["ph"] == "s")
+    return {(number >> 52, number >> 20 & 0xFFFFFFFF): at for number, at in arrows}

@@ -3,7 +3,8 @@
 A rank is a process there, and a lane a thread: *queue*, from submit until rank 0 knows; *negotiate*, until the batch is
 agreed; *wait*, until its turn; *move*, while bytes move; *finish*, until its handles are done. Overlapping spans of one
 lane get lanes of their own, as the format requires. An arrow leads from the decision of a group's first rank to where
-the others move the batch. A batch moves after its decision, so the arrow points forward where clocks agree.
+the others move the batch. Any rank of a host may decide for all ranks of that host, so there the arrow leads from where
+the first rank submitted. A batch moves after both, so the arrow points forward where clocks agree.
 
 A tensor that is in flight for long is a span of its own, whose begin is written before its end.
 
@@ -107,9 +108,12 @@ class Events:
         which = f'"batch":{work.number},"set":{number}'
         if submitted and known:
             self._span(group, _QUEUE, "QUEUE", submitted, max(known), which)
+        from_at, from_tid = work.agreed_at, 0
         if known:
-            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(known), work.agreed_at, which)
+            tid = self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(known), work.agreed_at, which)
         waiting = self._span(group, _WAIT, "WAIT", work.agreed_at, work.moved_at, which)
+        if known and group.membership.is_one_host:
+            from_at, from_tid = max(known), tid
         details = f'{which},"bytes":{work.nbytes},"waited_us":{_us(work.waited_s)}'
         if work.arrival is not None and work.arrival[2] >= 0:
             details += f',"last_rank":{group.membership.ranks[work.arrival[2]]},"late_us":{_us(work.arrival[4])}'
@@ -126,7 +130,7 @@ class Events:
             self._arrow('"ph":"f","bp":"e"', number, work.number, self._world.number, moving, work.moved_at)
         else:
             for rank in others:
-                self._arrow('"ph":"s"', number, work.number, rank, waiting, work.agreed_at)
+                self._arrow('"ph":"s"', number, work.number, rank, from_tid or waiting, from_at)
         return self._taken()
 
     def waits(self, group: Group, tensor: Tensor, number: int, since: float) -> list[str]:
