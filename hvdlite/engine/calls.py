@@ -113,12 +113,11 @@ class Calls:
         if self._reports:
             self._report()
         entry = self._current.get(None)
-        if entry is not None and self._page.call.outcome == native.CALL_LEFT:
+        if entry is not None and self._page.adopt():
             entry.was_taken_up = True
             if not entry.is_done:  # else the group has ended
                 self._replica.adopt(self._prepared[entry.name].bit, entry)
             self._release(entry)
-            self._page.adopt()
 
     def count(self) -> None:
         """Counts the calls before the latest decision, for the numbers of batches."""
@@ -150,6 +149,7 @@ class Calls:
         self._observer.called(work)
         self._in_flight.withdraw(entry)
         entry.owner = None
+        entry.error = None  # the group may have ended after the call, and failed all that it found in flight
         entry.is_done = True
         self._release(entry)
 
