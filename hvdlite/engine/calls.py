@@ -12,13 +12,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from hvdlite import native
-from hvdlite.control.page import News, Page
+from hvdlite.control.page import Page
 from hvdlite.engine.batch import arithmetic, is_intact
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -140,13 +140,16 @@ class Calls:
         page = self._page
         work = Work((entry,), ((),), batches + page.call.calls, entry.nbytes)
         work.sent_at, work.agreed_at, work.moved_at = begun, now, now
-        work.arrival = None
-        if news := page.news_of_call():
-            work.arrival = _arrival_of(news)
-            self._reports.append((bit, work.arrival, now))
+        observer = self._observer
+        for rank, was_last, at in page.news_of_call():
+            observer.arrived(rank, was_last, at)
+        work.arrival = arrival = observer.arrival
+        if arrival is not None:
+            self._reports.append((bit, arrival, now))
             if len(self._reports) == _MOST_REPORTS:
                 self._wake()
-        self._observer.called(work)
+        observer.called(work)
+        observer.decided()
         self._in_flight.withdraw(entry)
         entry.owner = None
         entry.error = None  # the group may have ended after the call, and failed all that it found in flight
@@ -174,9 +177,3 @@ class Calls:
         elif not (entry.was_taken_up or entry.is_done):
             self._in_flight.withdraw(entry)
         self._wake()
-
-
-def _arrival_of(news: Sequence[News]) -> Arrival:
-    first_rank, _, first_at = news[0]
-    last_rank, _, last_at = news[-1]
-    return first_rank, first_at, last_rank, last_at, last_at - news[-2][2] if len(news) > 1 else 0.0

@@ -152,8 +152,6 @@ class Observer:
         self._waited_s += waited_s
         self._unagreed_s += waited_s
         self._batches += 1
-        if (arrival := work.arrival) is not None:
-            self._late_s[arrival[2]] += arrival[4]
         for subscriber in self._subscribers:  # an error may come from a signal handler, so it is the caller's
             subscriber(work)
 
