@@ -102,7 +102,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_waiting": (None, (c_void_p, c_int32, c_void_p)),
     "hvd_page_version": (c_uint64, (c_void_p,)),
     "hvd_page_allreduce": (
-        None,
+        c_int32,
         (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_uint64, POINTER(Reduction), c_void_p, c_void_p),
     ),
     "hvd_page_adopt": (c_int32, (c_void_p,)),

@@ -187,16 +187,17 @@ class Page:
         """Changes with everything that this rank publishes or decides here."""
         return int(self._library.hvd_page_version(self.handle))
 
-    def allreduce(self, version: int, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> None:
+    def allreduce(self, version: int, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> int:
         """Reduces a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
 
-        Releases the GIL. ``call.outcome``, which the caller sets to `native.CALL_REFUSED` before, stays so if nothing
-        was submitted, and becomes `native.CALL_DONE` or `native.CALL_LEFT`. ``reduction`` is a pointer to a
-        `native.Reduction`.
+        Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE` or
+        `native.CALL_LEFT`; also in ``call.outcome``, which the caller sets to `native.CALL_REFUSED` before.
+        ``reduction`` is a pointer to a `native.Reduction`.
         """
-        self._allreduce(
+        outcome: int = self._allreduce(
             self.handle, version, bit, source, target, nbytes, reduction, self._of_call.address, self._call_at
         )
+        return outcome
 
     def news_of_call(self) -> list[News]:
         """Returns, at the root, the news of a call that is done."""

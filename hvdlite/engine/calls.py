@@ -93,10 +93,13 @@ class Calls:
             entry.caller = threading.get_ident()
             begun = monotonic()
             if in_flight.enter(entry):
-                page.allreduce(version, prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction)
-                if page.call.outcome == native.CALL_LEFT:
+                # What it returns, because a turn may take over a call that was left, and another call may begin.
+                outcome = page.allreduce(
+                    version, prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction
+                )
+                if outcome == native.CALL_LEFT:
                     return True
-                if page.call.outcome == native.CALL_DONE:
+                if outcome == native.CALL_DONE:
                     self._finish(entry, prepared.bit, batches, begun)
                     return True
                 in_flight.withdraw(entry)

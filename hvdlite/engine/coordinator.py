@@ -32,7 +32,6 @@ from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
-_HAS_CALLS = False  # a call that meets other threads' tensors has been seen to wait for ever
 _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles, and further tensors accumulate and fuse
 
 
@@ -70,7 +69,7 @@ class Coordinator:
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self.calls: Calls | None = None
-        if _HAS_CALLS and isinstance(self.decider, PageDecider):
+        if isinstance(self.decider, PageDecider):
             self.calls = Calls(
                 self.decider.page,
                 in_flight,

@@ -187,9 +187,9 @@ HVD_API uint64_t hvd_page_version(hvd_page* page);
 
 // An all-reduce for a thread whose rank had nothing in flight when the page had `version`: agrees on it and reduces it,
 // within 2 ms or not at all. Refused if the version has changed, or turns have not applied all that they have decided.
-// Writes `call` unless it is refused.
-HVD_API void hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out,
-                                uint64_t bytes, const hvd_reduction* reduction, hvd_news* news, hvd_call* call);
+// Returns how it ended, and writes `call`, unless another call or a turn holds the page.
+HVD_API int32_t hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out,
+                                   uint64_t bytes, const hvd_reduction* reduction, hvd_news* news, hvd_call* call);
 
 // 1 if a call was left, with which this turn goes on.
 HVD_API int32_t hvd_page_adopt(hvd_page* page);

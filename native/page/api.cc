@@ -83,6 +83,7 @@ struct hvd_page {
   std::vector<hvd::page::News> found;
   std::atomic<Holder> holder{Holder::kNobody};
   std::atomic<bool> is_wanted{false};
+  std::atomic<bool> is_ringing{false};  // a call has given the agreement back, and rings this rank's bell
   // What calls depend on: it changes with everything that turns publish or decide, and with every call.
   std::atomic<uint64_t> version{0};
   std::atomic<bool> is_settled{false};  // turns have applied all that they have decided
@@ -218,12 +219,13 @@ hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) {
 
 uint64_t hvd_page_version(hvd_page* page) { return page->version; }
 
-void hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out, uint64_t bytes,
-                        const hvd_reduction* reduction, hvd_news* news, hvd_call* call) {
-  if (!page->take(Holder::kCall)) return;
+int32_t hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out, uint64_t bytes,
+                           const hvd_reduction* reduction, hvd_news* news, hvd_call* call) {
+  if (!page->take(Holder::kCall)) return HVD_CALL_REFUSED;
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
   Holder after = Holder::kNobody;
+  int32_t outcome = HVD_CALL_REFUSED;
   const bool may_carry = version == page->version && page->is_settled && agreement.is_open() &&
                          agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
                          bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
@@ -235,15 +237,19 @@ void hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const v
       page->collect(out, bytes, *reduction);
       call->news = take_news(page, news);
       call->calls = ++page->calls;
-      call->outcome = HVD_CALL_DONE;
+      outcome = HVD_CALL_DONE;
     } else {
-      call->outcome = HVD_CALL_LEFT;
+      outcome = HVD_CALL_LEFT;
       after = Holder::kLeft;
     }
   }
+  call->outcome = outcome;
   const bool has_decision = agreement.arm();
+  page->is_ringing = true;
   page->holder = after;
   if (page->is_wanted.exchange(false) || has_decision || after == Holder::kLeft) page->bells_of_ranks.ring(page->own);
+  page->is_ringing = false;
+  return outcome;
 }
 
 int32_t hvd_page_adopt(hvd_page* page) {
@@ -299,6 +305,7 @@ void hvd_page_close(hvd_page* page) {
     left = Holder::kLeft;
     sched_yield();  // until a call has seen that it is wanted; none begins after this
   }
+  while (page->is_ringing) sched_yield();  // after this, the caller may close the bells
   page->page.unmap();
 }
 

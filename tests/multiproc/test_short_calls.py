@@ -1,0 +1,214 @@
+"""Blocking calls that are one native call, beside everything that makes a call take the usual way."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.engine.calls import Calls
+from tests.harness import pause_at, process_ranks, reached
+from tests.harness.processes import ProcessRanks
+
+_DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
+_LENGTHS = (0, 1, 3, 1000, 2048, 4096, 4097, 20_000)
+_OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
+
+
+class _Counted:
+    """Counts the calls of this process that were done, and left, while it lasts."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        finish, adopt = Calls._finish, Calls.settle
+
+        def counted_finish(calls: Calls, *arguments: Any) -> None:
+            self.counts["done"] += 1
+            finish(calls, *arguments)
+
+        def counted_settle(calls: Calls) -> None:
+            before = len(calls._current)
+            adopt(calls)
+            self.counts["left"] += before > len(calls._current)
+
+        self._patches = [patch.object(Calls, "_finish", counted_finish), patch.object(Calls, "settle", counted_settle)]
+
+    def __enter__(self) -> Counter[str]:
+        for each in self._patches:
+            each.start()
+        return self.counts
+
+    def __exit__(self, *details: object) -> None:
+        for each in self._patches:
+            each.stop()
+
+
+def _mine(dtype: str, length: int, rank: int) -> Any:
+    values = np.random.default_rng((rank, length)).integers(0, 2 if dtype == "bool" else 5, length)
+    return values.astype(dtype)
+
+
+def _all_types_and_sizes() -> tuple[list[bytes], Counter[str]]:
+    hvd.init()
+    results = []
+    with _Counted() as counts:
+        for dtype in _DTYPES:
+            for length in _LENGTHS:
+                for name, op in _OPS.items():
+                    if dtype == "bool" and op == hvd.Average:
+                        continue
+                    scales = {} if dtype == "bool" or op != hvd.Sum else {"prescale_factor": 0.5, "postscale_factor": 3}
+                    mine = _mine(dtype, length, hvd.rank())
+                    for _ in range(3):  # the first is new
+                        result = hvd.allreduce(mine, name=f"{dtype} {length} {name}", op=op, **scales)
+                    results.append(result.tobytes())
+                    in_place = hvd.allreduce_(mine, name=f"{dtype} {length} {name}", op=op, **scales)
+                    assert in_place is mine
+                    assert in_place.tobytes() == result.tobytes()
+    hvd.shutdown()
+    return results, counts
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_all_types_and_sizes_have_the_same_bits_as_without_the_page(count: int) -> None:
+    with_page, without = (
+        [outcome.result() for outcome in process_ranks(count, _all_types_and_sizes, environ={"HVDLITE_PAGE": page})]
+        for page in ("1", "0")
+    )
+    assert all(results == without[0][0] for results, _ in with_page + without)
+    for _, counts in with_page:
+        assert counts["done"] > 100
+    assert not any(counts for _, counts in without)
+
+
+def _mixed(seed: int) -> Counter[str]:
+    """The same tensors, on each rank in forms, orders and threads of its own."""
+    hvd.init()
+    chance = random.Random(f"{seed} {hvd.rank()}")
+    size = hvd.size()
+
+    def call(name: str, step: int, form: int) -> None:
+        mine = np.full(100, hvd.rank() + step, np.float32)
+        total = sum(range(size)) + size * step
+        if form == 0:
+            result = hvd.allreduce(mine, name=name, op=hvd.Sum)
+        elif form == 1:
+            result = hvd.allreduce_(mine, name=name, op=hvd.Sum)
+        else:
+            result = hvd.synchronize(hvd.allreduce_async(mine, name=name, op=hvd.Sum))
+        assert (result == total).all()
+
+    def call_all(name: str) -> None:
+        for step in range(150):
+            if chance.random() < 0.05:
+                time.sleep(0.004)  # the others leave their calls
+            call(name, step, chance.choice([0, 0, 1, 2]))
+
+    with _Counted() as counts:
+        for alone in range(2):
+            threads = [threading.Thread(target=call_all, args=(f"of thread {number}",)) for number in range(2)]
+            if alone:
+                call_all("of the main thread")
+            for thread in threads:
+                thread.start()
+            if not alone:
+                call_all("of the main thread")
+            for thread in threads:
+                thread.join()
+    hvd.barrier()
+    hvd.shutdown()
+    return counts
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_calls_meet_tensors_that_others_submit_in_other_ways(count: int) -> None:
+    for outcome in process_ranks(count, _mixed, count):
+        counts = outcome.result()
+        assert counts["done"] > 0
+        assert counts["left"] > 0
+
+
+def _changing() -> Counter[str]:
+    """A name whose tensor changes, a name with less storage than its tensor, a session that begins again, a fork."""
+    with _Counted() as counts:
+        for _ in range(3):
+            hvd.init()
+            for length in (3, 3, 5, 5, 3, 3):
+                assert (hvd.allreduce(np.ones(length), name="a", op=hvd.Sum) == hvd.size()).all()
+            for op, expected in ((hvd.Sum, hvd.size()), (hvd.Average, 1), (hvd.Sum, hvd.size())):
+                assert (hvd.allreduce(np.ones(3), name="a", op=op) == expected).all()
+            if hvd.rank() == 0:
+                with pytest.raises(hvd.Mismatch, match="ranks disagree about the shape of tensor 'a'"):
+                    hvd.allreduce(np.ones(4), name="a", op=hvd.Sum)
+            else:
+                with pytest.raises(hvd.Mismatch, match="ranks disagree about the shape of tensor 'a'"):
+                    hvd.allreduce(np.ones(3), name="a", op=hvd.Sum)
+            assert (hvd.allreduce(np.ones(3), name="a", op=hvd.Sum) == hvd.size()).all()
+            if (child := os.fork()) == 0:
+                try:
+                    hvd.allreduce(np.ones(3), name="a", op=hvd.Sum)
+                except hvd.HorovodInternalError:
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            for _ in range(20):
+                assert (hvd.allreduce(np.ones(3), name="a", op=hvd.Sum) == hvd.size()).all()
+            hvd.shutdown()
+    return counts
+
+
+def test_what_changes_between_calls_is_noticed() -> None:
+    for outcome in process_ranks(2, _changing):
+        assert outcome.result()["done"] > 30
+
+
+def _with_joins() -> Counter[str]:
+    hvd.init()
+    with _Counted() as counts:
+        for epoch in range(3):
+            for step in range(5 + 10 * hvd.rank()):
+                total = hvd.allreduce(np.ones(10), name="loss", op=hvd.Sum)
+                assert 1 <= total[0] <= hvd.size(), (epoch, step)
+            assert hvd.join() == hvd.size() - 1
+    hvd.shutdown()
+    return counts
+
+
+def test_ranks_that_have_joined_let_the_others_go_on() -> None:
+    for outcome in process_ranks(3, _with_joins):
+        assert outcome.result()["done"] >= 1
+
+
+def test_a_rank_that_dies_ends_the_calls_of_the_others() -> None:
+    with ProcessRanks(3, _lose_one) as ranks:
+        ranks.wait_for("ready")
+        killed = ranks.kill(2)
+        outcomes = ranks.join()
+        for rank in range(2):
+            assert outcomes[rank].result() == 2
+            assert ranks.time_of("lost", rank) - killed < 5.0
+
+
+def _lose_one() -> int | None:
+    hvd.init()
+    for _ in range(10):
+        hvd.allreduce(np.ones(10), name="a", op=hvd.Sum)
+    if hvd.rank() == 2:
+        pause_at("ready")
+    reached("ready")
+    lost = None
+    try:
+        hvd.allreduce(np.ones(10), name="a", op=hvd.Sum)
+    except hvd.PeerLost as error:
+        lost = error.rank
+    reached("lost")
+    hvd.shutdown()
+    return lost

@@ -1,0 +1,160 @@
+"""What other threads do between the steps of a call, which a page that does it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from hvdlite import native
+from hvdlite.engine.calls import Calls
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import Observer
+from hvdlite.errors import HorovodInternalError, ShutDown
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.replica import Replica
+from hvdlite.tensors.buffer import address_of
+from tests.unit.replicas import request
+
+
+class Rank:
+    """Calls of one rank that knows the tensor "a", in a page on which ``meanwhile`` happens, with what it returns."""
+
+    def __init__(self, meanwhile: Callable[[Rank], int]) -> None:
+        self.page: Any = SimpleNamespace(
+            version=1,
+            size=2,
+            names=64,
+            slot_bytes=1024,
+            call=SimpleNamespace(outcome=native.CALL_REFUSED, calls=1),
+            allreduce=lambda *arguments: meanwhile(self),
+            news_of_call=lambda: [(1, False, 1.0), (0, True, 2.0)],
+            adopt=self._adopt,
+        )
+        self.is_left = False
+        self.wake = Mock()
+        self.in_flight = InFlight(self.wake)
+        self.replica = Replica(0, self.in_flight)
+        self.request = request("a")
+        self.replica.cache.remember(3, self.request, ())
+        self.observer = Observer(self.in_flight, [0, 1])
+        self.calls = Calls(
+            self.page, self.in_flight, self.replica, self.observer, lambda: True, lambda *report: None, self.wake
+        )
+
+    def _adopt(self) -> bool:
+        is_left, self.is_left = self.is_left, False
+        return is_left
+
+    def entry(self) -> Entry[Any]:
+        array = np.ones(3, np.float32)
+        return Entry(self.request, None, address_of(array), address_of(array), array.nbytes, array)
+
+    def leave(self) -> int:
+        self.page.call.outcome = native.CALL_LEFT
+        self.is_left = True
+        return native.CALL_LEFT
+
+
+def test_a_turn_takes_over_a_call_that_was_left_before_its_thread_sees_that() -> None:
+    def meanwhile(rank: Rank) -> int:
+        outcome = rank.leave()
+        rank.calls.settle()
+        rank.page.call.outcome = native.CALL_REFUSED  # the call of another thread has begun
+        return outcome
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    assert rank.calls.run(entry)
+    assert not entry.is_done
+    assert rank.replica.by_bit == {3: entry}
+    assert rank.in_flight.all() == [entry]
+
+
+def test_a_turn_adopts_no_call_that_has_not_begun() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.page.call.outcome = native.CALL_LEFT  # of an earlier call, which has been adopted
+        rank.calls.settle()
+        return native.CALL_DONE
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    assert rank.calls.run(entry)
+    assert entry.is_done
+    assert not rank.replica.by_bit
+
+
+def test_a_call_that_was_done_before_the_group_ended_has_a_result() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.in_flight.end(ShutDown(1, "it left"))
+        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        return native.CALL_DONE
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    assert rank.calls.run(entry)
+    assert (entry.is_done, entry.error) == (True, None)
+    assert not rank.calls.run(rank.entry())  # the group has ended
+    with pytest.raises(HorovodInternalError):
+        rank.in_flight.submit(rank.entry())
+
+
+def test_a_call_that_was_left_when_the_group_ended_fails() -> None:
+    def meanwhile(rank: Rank) -> int:
+        outcome = rank.leave()
+        rank.in_flight.end(ShutDown(1, "it left"))
+        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        rank.calls.settle()
+        return outcome
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    assert rank.calls.run(entry)
+    assert isinstance(entry.error, ShutDown)
+    assert not rank.replica.by_bit
+
+
+@pytest.mark.parametrize("outcome", [native.CALL_REFUSED, native.CALL_LEFT, native.CALL_DONE])
+def test_an_interrupted_call_has_happened_or_has_not(outcome: int) -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.page.call.outcome = outcome
+        rank.is_left = outcome == native.CALL_LEFT
+        raise KeyboardInterrupt
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run(entry)
+    rank.wake.assert_called()
+    rank.calls.settle()
+    assert entry.is_done == (outcome == native.CALL_DONE)
+    assert rank.in_flight.all() == ([entry] if outcome == native.CALL_LEFT else [])
+    assert rank.replica.by_bit == ({3: entry} if outcome == native.CALL_LEFT else {})
+
+
+def test_an_interrupted_call_that_a_turn_has_taken_over_stays_in_flight() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.leave()
+        rank.calls.settle()
+        raise KeyboardInterrupt
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run(entry)
+    assert rank.in_flight.all() == [entry]
+    assert rank.replica.by_bit == {3: entry}
+
+
+def test_batches_count_calls() -> None:
+    numbers: list[int] = []
+    rank = Rank(lambda rank: native.CALL_DONE)
+    rank.observer.subscribe(lambda work: numbers.append(work.number))
+    rank.replica.batches = 4
+    for rank.page.call.calls in (1, 2):
+        assert rank.calls.run(rank.entry())
+    assert numbers == [5, 6]
