@@ -27,7 +27,7 @@ from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of, fate_of
-from hvdlite.negotiation.messages import ORDERLY, Common, End, EndKind, Tuning
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Tuning
 from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
@@ -155,16 +155,11 @@ class Coordinator:
             if self._end is not None:  # an end that counts at once may overtake a run
                 continue
             if isinstance(decision, Resubmit):
-                self.decider.resubmit(self._replica.unanswered(), now)
+                decision.take(self._replica.unanswered(), now)
                 continue
             if self.calls is not None:
                 self.calls.count()
-            is_carried = isinstance(decision, Common) and decision.carried_bits != 0
-            if isinstance(decision, Common):
-                decision = self._replica.run_of(decision)
             works, mismatches = self._replica.apply(decision)
-            if is_carried:
-                works[0].is_carried = True
             if mismatches:
                 observer.refused()
             for entry, reason in mismatches:

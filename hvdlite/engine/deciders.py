@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hvdlite import native
 from hvdlite.blackbox.format import Finding
@@ -34,8 +34,10 @@ from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
 from hvdlite.settings import Settings
 
 
-class Resubmit:
-    """A decision that closes or opens the page: this rank must pass its unanswered bits to `Decider.resubmit`."""
+class Resubmit(NamedTuple):
+    """A decision that closes or opens the page: this rank must pass its unanswered bits to ``take`` at once."""
+
+    take: Callable[[Ready, float], None]
 
 
 Decision: TypeAlias = Run | End | Common | Resubmit
@@ -62,10 +64,6 @@ class Decider(ABC):
     @abstractmethod
     def submit(self, ready: Ready, now: float) -> None:
         """Publishes the tensors that this rank has submitted."""
-
-    def resubmit(self, unanswered: Ready, now: float) -> None:
-        """Takes this rank's unanswered bits, after a `Resubmit`. Only a `PageDecider` decides so."""
-        raise NotImplementedError
 
     @abstractmethod
     def decisions(self, has_room: bool, now: float) -> Iterable[Decision]:
@@ -338,7 +336,7 @@ class PageDecider(Decider):
                 now,
             )
 
-    def resubmit(self, unanswered: Ready, now: float) -> None:
+    def _resubmit(self, unanswered: Ready, now: float) -> None:
         bits = unanswered.bits & self._in_page
         blank_bits = unanswered.blank_bits & bits
         if not self._is_open:
@@ -375,7 +373,7 @@ class PageDecider(Decider):
                     if message.opens:
                         self.page.reopen(self._messages)
                         self._is_open = True
-                        yield Resubmit()
+                        yield Resubmit(self._resubmit)
                 continue
             if self._unpublished:
                 self._publish(0, 0)
@@ -392,7 +390,7 @@ class PageDecider(Decider):
                 self._closings += 1
                 self._is_open = False
                 self._unpublished = self._unpublished_blank = 0  # the root gets all unanswered bits
-                yield Resubmit()
+                yield Resubmit(self._resubmit)
             elif kind == ABORTED:
                 self._has_ended = True
                 yield from (message for message in self._came if isinstance(message, End))

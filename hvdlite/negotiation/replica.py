@@ -119,11 +119,12 @@ class Replica:
         """Records an entry that was submitted as ``bit`` without `submit`."""
         self.by_bit[bit] = entry
 
-    def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
-        """Applies a decision of the root. Returns the batches to run, in order, and the entries that fail.
+    def apply(self, decision: Run | Common) -> tuple[list[Work], list[Mismatched]]:
+        """Applies a decision of the root or of the page. Returns the batches to run, in order, and the failing entries.
 
         Raises ProtocolError if it names something that this rank did not submit.
         """
+        run = self.run_of(decision) if isinstance(decision, Common) else decision
         if run.tuning is not None:
             self.tuning = run.tuning
         if self.cache.begin(run.generation):  # the root answers forgotten bits by name
@@ -151,6 +152,8 @@ class Replica:
             if entries:
                 self.batches += 1
                 works.append(Work(entries, rows, self.batches + self.calls))
+        if isinstance(decision, Common) and decision.carried_bits:
+            works[0].is_carried = True
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:

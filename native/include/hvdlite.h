@@ -169,7 +169,8 @@ HVD_API hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decisio
 // Opens the page again, once all ranks have taken the closing. What was submitted before counts no more.
 HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
 
-// The names that `rank` has submitted and that have not run, in as many words as hold all names of the page.
+// The names that `rank` has submitted and that have not run, in as many words as hold all names of the page. None while
+// a call waits.
 HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
 
 // How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on

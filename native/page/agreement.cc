@@ -315,20 +315,19 @@ bool Agreement::arm() noexcept {
 }
 
 void Agreement::waiting(int32_t rank, uint64_t* names) const noexcept {
-  std::fill(names, names + geometry_.words(), uint64_t{0});
   for (int32_t name = 0; name < geometry_.names; ++name) {
     if (waiting_[static_cast<size_t>(name) * geometry_.size + rank].count != 0)
       names[name / 64] |= uint64_t{1} << name % 64;
   }
 }
 
-int32_t Agreement::take_news(News* news) noexcept {
+int32_t Agreement::take_news(hvd_news* news) noexcept {
   takes_news_ = true;
   int32_t count = 0;
   for (int32_t rank = 0; rank < geometry_.size; ++rank) {
-    if (news_at_[rank] != 0) news[count++] = {rank, false, std::exchange(news_at_[rank], 0)};
+    if (news_at_[rank] != 0) news[count++] = {std::exchange(news_at_[rank], 0), rank, 0};
   }
-  std::sort(news, news + count, [](const News& a, const News& b) { return a.at_ns < b.at_ns; });
+  std::sort(news, news + count, [](const hvd_news& a, const hvd_news& b) { return a.at_ns < b.at_ns; });
   if (count > 0) news[count - 1].was_last = std::exchange(has_completed_, false);
   return count;
 }

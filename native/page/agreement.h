@@ -60,14 +60,6 @@ struct Submission {
   uint32_t is_carried : 1;
 };
 
-// When the latest submits of a rank that `news` had not reported yet were published. `was_last`: they completed what
-// all other ranks had submitted before.
-struct News {
-  int32_t rank;
-  bool was_last;
-  int64_t at_ns;
-};
-
 // One rank's part in the agreement. Calls must not overlap, except `has_decision` and `arm`.
 class Agreement {
  public:
@@ -133,12 +125,12 @@ class Agreement {
   bool is_open() const noexcept { return is_open_; }
   uint64_t decided() const noexcept { return decided_; }
 
-  // The names that `rank` has submitted and that have not run, as far as this rank has read.
+  // Adds to `names` those that `rank` has submitted and that have not run, as far as this rank has read.
   void waiting(int32_t rank, uint64_t* names) const noexcept;
 
-  // Sets `news`, which has room for one of each rank, to what this rank has read since the last call, in order of time,
-  // and returns how many there are. The first call returns none.
-  int32_t take_news(News* news) noexcept;
+  // Sets `news`, which has room for one of each rank, to the latest submits that this rank has read since the last
+  // call, in order of time, and returns how many there are. The first call returns none.
+  int32_t take_news(hvd_news* news) noexcept;
 
  private:
   friend struct Digest;  // of tests

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -80,7 +81,6 @@ struct hvd_page {
   int32_t own = 0;
   std::unique_ptr<hvd::page::Agreement> agreement;
   std::vector<hvd::page::Submission> submissions;
-  std::vector<hvd::page::News> found;
   std::atomic<Holder> holder{Holder::kNobody};
   std::atomic<bool> is_wanted{false};
   std::atomic<bool> is_ringing{false};  // a call has given the agreement back, and rings this rank's bell
@@ -96,15 +96,7 @@ namespace {
 
 constexpr int64_t kCallNs = 2'000'000;  // the longest call: the main thread runs no signal handler meanwhile
 
-int32_t take_news(hvd_page* page, hvd_news* news) {
-  if (news == nullptr) return 0;
-  const int32_t count = page->agreement->take_news(page->found.data());
-  for (int32_t i = 0; i < count; ++i) {
-    const hvd::page::News& each = page->found[static_cast<size_t>(i)];
-    news[i] = {each.at_ns, each.rank, each.was_last};
-  }
-  return count;
-}
+int32_t take_news(hvd_page* page, hvd_news* news) { return news == nullptr ? 0 : page->agreement->take_news(news); }
 
 // Waits until all ranks carry `name`. False if a turn must go on.
 bool await(hvd_page* page, uint32_t name) {
@@ -156,7 +148,6 @@ hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, 
     if (hvd_status status = page->page.map(fd, geometry)) return status;
     page->agreement = std::make_unique<Agreement>(page->page, rank, &page->bells_of_ranks);
     page->submissions.reserve(static_cast<size_t>(names));
-    page->found.resize(static_cast<size_t>(size));
     *out = page.release();
     return HVD_OK;
   } catch (const std::bad_alloc&) {
@@ -264,6 +255,7 @@ hvd_status hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 
 void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names) {
+  std::fill(names, names + page->page.geometry().words(), uint64_t{0});
   if (!page->take_for_turn()) return;
   page->agreement->waiting(rank, names);
   page->give_back();

@@ -66,7 +66,7 @@ class Rank(Leaf):
                 self.ends.append(decision)
             elif isinstance(decision, Resubmit):
                 self.closings += 1
-                self.decider.resubmit(self.replica.unanswered(), 0.0)
+                decision.take(self.replica.unanswered(), 0.0)
             else:
                 self.commons += isinstance(decision, Common)
                 self.runs += isinstance(decision, Run)
