@@ -31,6 +31,7 @@ from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Tuning
 from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
+from hvdlite.tensors.device import CPU
 
 _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles, and further tensors accumulate and fuse
 
@@ -69,7 +70,7 @@ class Coordinator:
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self.calls: Calls | None = None
-        if isinstance(self.decider, PageDecider):
+        if isinstance(self.decider, PageDecider) and planes[CPU.kind].name == "shm":  # it adds in the same order
             self.calls = Calls(
                 self.decider.page,
                 in_flight,
