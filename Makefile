@@ -23,7 +23,7 @@ REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
 CPUS := $(shell nproc)
 LIBRARY := hvdlite/_native/libhvdlite.so
 # A folder is newer than the library when a source has come or gone.
-OF_LIBRARY := setup.py $(shell find $(addprefix native/,include kernels ring shm) -type d -o -name '*.h' -o -name '*.cc')
+OF_LIBRARY := setup.py $(shell find $(addprefix native/,include kernels page ring shm) -type d -o -name '*.h' -o -name '*.cc')
 # Which compiler has made the library, make does not know.
 OTHER_COMPILER := $(if $(filter command environment,$(firstword $(origin CXX))),other-compiler)
 # The package as it is installed, with launcher/ in it: mypy follows imports by their path.

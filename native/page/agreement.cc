@@ -6,20 +6,21 @@
 namespace hvd::page {
 namespace {
 
-// An entry has the number of closings before it, modulo this. A page is opened only once all ranks have applied its
-// closing, so an entry that a rank reads is at most one closing behind it or ahead of it.
-constexpr uint32_t kEpochs = 4, kAhead = 1, kBehind = 3;
+// An entry has the number of decisions that its rank had applied, modulo this. A rank reads all entries of a decision
+// when it applies that, and the others are at most two decisions ahead of it. So it meets entries from kOldest
+// decisions before its own on, and leaves those from after it for later.
+constexpr uint64_t kPhases = kTimes, kOldest = 2;
 
-constexpr uint32_t kEpochMask = kEpochs - 1, kBlank = kEpochs, kCarried = 2 * kBlank;
-constexpr int kNameAt = 4;
+constexpr uint32_t kPhaseMask = kPhases - 1, kBlank = kPhases, kCarried = 2 * kBlank;
+constexpr int kNameAt = 5;
 
 // The head of a proposal: how many words of names follow it, and the kind.
 constexpr int kKindBits = 8;
 constexpr uint64_t kKindMask = (1 << kKindBits) - 1;
 
-constexpr uint32_t entry_of(Submission submission, uint32_t closings) noexcept {
+constexpr uint32_t entry_of(Submission submission, uint64_t decided) noexcept {
   return static_cast<uint32_t>(submission.name) << kNameAt | (submission.is_carried ? kCarried : 0) |
-         (submission.is_blank ? kBlank : 0) | (closings & kEpochMask);
+         (submission.is_blank ? kBlank : 0) | (decided & kPhaseMask);
 }
 
 }  // namespace
@@ -41,12 +42,12 @@ hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int6
   if (!is_open_ || std::any_of(submissions, submissions + count, [=](Submission each) { return each.name >= names; })) {
     return HVD_INVALID;
   }
-  for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], closings_));
+  for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], decided_));
   submitted_ += count;
   for (uint64_t i = 0; i < count; ++i) {
     if (submissions[i].is_carried) carrying_ = submissions[i].name;
   }
-  if (bells_ != nullptr) page_.line(own_).submitted_at.set(now_ns);
+  if (bells_ != nullptr) page_.line(own_).submitted_at[decided_ % kTimes].set(now_ns);
   page_.line(own_).submitted.store(submitted_);
   fence();  // before this rank reads what the others have submitted, and whether the root watches
   if (bells_ != nullptr && own_ != 0 && page_.line(0).is_watched.load() != 0) bells_->ring(0);
@@ -73,36 +74,33 @@ hvd_status Agreement::scan() noexcept {
   wants_closing_ = has_message_ = false;
   for (int32_t rank = 0; rank < geometry_.size; ++rank) {
     Line& line = page_.line(rank);
-    const uint64_t submitted = line.submitted.load();
-    if (submitted - read_[rank] > geometry_.ring_length()) return HVD_INVALID;
-    if (submitted != read_[rank] && takes_news_) news_at_[rank] = line.submitted_at.get();
-    for (uint64_t& number = read_[rank]; number != submitted; ++number) {
-      const uint32_t entry = page_.entry(rank, number).get(), name = entry >> kNameAt;
-      if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
-      const uint32_t epoch = (entry - closings_) & kEpochMask;
-      if (epoch == kAhead) break;  // read again after the closing
-      if (epoch == kBehind) continue;
-      if (epoch != 0) return HVD_INVALID;
-      words_ = std::max(words_, static_cast<int32_t>(name / 64 + 1));
-      const bool is_blank = (entry & kBlank) != 0, is_carried = (entry & kCarried) != 0;
-      Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
-      if (waiting.count == 2) return HVD_INVALID;
-      ++pending_;
-      if (++waiting.count == 2) {
-        waiting.is_second_blank = is_blank;
-        waiting.is_second_carried = is_carried;
-      } else {
-        waiting.is_first_blank = is_blank;
-        waiting.is_first_carried = is_carried;
-        if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) {
-          ready_[name / 64] |= uint64_t{1} << name % 64;
-          has_completed_ = true;
-        }
-      }
-    }
+    if (hvd_status status = read(rank, line)) return status;
     if (line.closings.load() == closings_ + 1) wants_closing_ = true;
   }
   if (page_.line(0).messages.load() != messages_) has_message_ = true;
+  return HVD_OK;
+}
+
+hvd_status Agreement::read(int32_t rank, Line& line) noexcept {
+  const uint64_t submitted = line.submitted.load();
+  if (submitted - read_[rank] > geometry_.ring_length()) return HVD_INVALID;
+  for (uint64_t& number = read_[rank]; number != submitted; ++number) {
+    const uint32_t entry = page_.entry(rank, number).get(), name = entry >> kNameAt;
+    if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
+    const uint64_t behind = (decided_ - entry) & kPhaseMask;
+    if (behind > kOldest) return behind < kPhases - kOldest ? HVD_INVALID : HVD_OK;  // OK: it is ahead
+    if (behind > decided_ - opened_) continue;                                       // from before the closing
+    Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
+    if (waiting.is_submitted) return HVD_INVALID;
+    waiting = {true, (entry & kBlank) != 0, (entry & kCarried) != 0};
+    words_ = std::max(words_, static_cast<int32_t>(name / 64 + 1));
+    if (takes_news_) news_at_[rank] = line.submitted_at[entry & kPhaseMask].get();
+    ++pending_;
+    if (++holders_[name] == static_cast<uint32_t>(geometry_.size)) {
+      ready_[name / 64] |= uint64_t{1} << name % 64;
+      has_completed_ = true;
+    }
+  }
   return HVD_OK;
 }
 
@@ -164,11 +162,19 @@ hvd_status Agreement::next(Decision* decision, bool is_willing) noexcept {
     }
     propose(kind, &found);
   }
-  return is_number(found, decided_) ? apply(static_cast<int32_t>(found & 0xffff), decision) : HVD_INVALID;
+  int32_t winner = 0;
+  if (hvd_status status = meet(found, &winner)) return status;
+  return apply(winner, decision);
+}
+
+// Reads at least what the winner of the next decision had read.
+hvd_status Agreement::meet(uint64_t found, int32_t* winner) noexcept {
+  *winner = static_cast<int32_t>(found & 0xffff);
+  if (!is_number(found, decided_) || *winner >= geometry_.size) return HVD_INVALID;
+  return *winner == own_ ? HVD_OK : scan();
 }
 
 hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
-  if (winner >= geometry_.size) return HVD_INVALID;
   const uint64_t head = page_.head(winner, decided_).get();
   const Kind kind = static_cast<Kind>(head & kKindMask);
   const int32_t words = static_cast<int32_t>(std::min<uint64_t>(head >> kKindBits, geometry_.words()));
@@ -197,7 +203,6 @@ hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
 }
 
 hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
-  if (hvd_status status = scan()) return status;  // at least what the winner had read
   for (int32_t word = 0; word < words; ++word) {
     const uint64_t tensors = page_.bits(winner, decided_, word).get();
     if ((tensors & ~ready_[word]) != 0) return HVD_INVALID;
@@ -208,8 +213,8 @@ hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
       const Taken taken = take(name);
       if (taken.is_blank) blanks |= bit;
       if (taken.is_carried) carried |= bit;
-      if (holders_[name] != static_cast<uint32_t>(geometry_.size)) ready_[word] &= ~bit;
     }
+    ready_[word] &= ~tensors;
     decision_[word] = tensors;
     decision_[geometry_.words() + word] = blanks;
     decision_[2 * geometry_.words() + word] = carried;
@@ -217,17 +222,15 @@ hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
   return HVD_OK;
 }
 
-// Takes the first submit of each rank, which is the same on all ranks.
 Agreement::Taken Agreement::take(uint32_t name) noexcept {
   Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
   int32_t blanks = 0, carried = 0;
   for (int32_t rank = 0; rank < geometry_.size; ++rank) {
-    blanks += waiting[rank].is_first_blank;
-    carried += waiting[rank].is_first_carried;
-    waiting[rank].is_first_blank = waiting[rank].count == 2 && waiting[rank].is_second_blank;
-    waiting[rank].is_first_carried = waiting[rank].count == 2 && waiting[rank].is_second_carried;
-    if (--waiting[rank].count == 0) --holders_[name];
+    blanks += waiting[rank].is_blank;
+    carried += waiting[rank].is_carried;
+    waiting[rank] = {};
   }
+  holders_[name] = 0;
   pending_ -= static_cast<uint64_t>(geometry_.size);
   const bool is_own = std::exchange(carrying_, carrying_ == name ? -1 : carrying_) == name;  // whatever the page says
   const bool is_carried = is_own && carried == geometry_.size;
@@ -238,8 +241,7 @@ Agreement::Taken Agreement::take(uint32_t name) noexcept {
 bool Agreement::is_carried(uint32_t name) const noexcept {
   if (carrying_ != name) return false;
   const Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
-  return std::all_of(waiting, waiting + geometry_.size,
-                     [](const Waiting& each) { return each.count != 0 && each.is_first_carried; });
+  return std::all_of(waiting, waiting + geometry_.size, [](const Waiting& each) { return each.is_carried; });
 }
 
 // True if the winner has proposed `name` and nothing else.
@@ -265,9 +267,8 @@ hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_ove
     if (*is_over) return HVD_OK;
     propose(kind, &found);
   }
-  const int32_t winner = static_cast<int32_t>(found & 0xffff);
-  if (!is_number(found, decided_) || winner >= geometry_.size) return HVD_INVALID;
-  if (hvd_status status = scan()) return status;
+  int32_t winner = 0;
+  if (hvd_status status = meet(found, &winner)) return status;
   *is_over = !is_alone(winner, name) || !is_carried(name);
   if (*is_over) return HVD_OK;
   Decision decision;
@@ -279,6 +280,7 @@ hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_ove
 hvd_status Agreement::open(uint32_t messages) noexcept {
   messages_ = messages;
   is_open_ = true;
+  opened_ = decided_;
   return scan();  // past all entries from before the closing
 }
 
@@ -316,7 +318,7 @@ bool Agreement::arm() noexcept {
 
 void Agreement::waiting(int32_t rank, uint64_t* names) const noexcept {
   for (int32_t name = 0; name < geometry_.names; ++name) {
-    if (waiting_[static_cast<size_t>(name) * geometry_.size + rank].count != 0)
+    if (waiting_[static_cast<size_t>(name) * geometry_.size + rank].is_submitted)
       names[name / 64] |= uint64_t{1} << name % 64;
   }
 }

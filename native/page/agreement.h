@@ -21,7 +21,8 @@
 // ranks do, they need not meet again: each reads all the bytes. Ranks count such tensors alike, and have two slots each
 // in turns. A rank writes to a slot again only after all ranks have read, from all slots, what was there before.
 // *Bounded.* Decision k is proposed only after all ranks have applied number k - 2, so two decision words and two
-// proposals for each rank suffice.
+// proposals for each rank suffice. An entry says how many decisions its rank had applied. Another rank reads it once it
+// has applied as many, so of each rank it knows one submit of a name at a time.
 //
 // Nothing is repaired: if a rank dies at any step, the page is aborted and never used again.
 
@@ -135,14 +136,11 @@ class Agreement {
  private:
   friend struct Digest;  // of tests
 
-  // The submits of one name by one rank that have not run. There are at most two: the rank may have applied a decision
-  // that this rank has not, and have submitted the name again.
+  // A submit of one name by one rank that has not run.
   struct Waiting {
-    uint8_t count : 2;
-    uint8_t is_first_blank : 1;
-    uint8_t is_second_blank : 1;
-    uint8_t is_first_carried : 1;
-    uint8_t is_second_carried : 1;
+    bool is_submitted : 1;
+    bool is_blank : 1;
+    bool is_carried : 1;
   };
   struct Taken {
     bool is_blank, is_carried;  // on all ranks
@@ -150,6 +148,8 @@ class Agreement {
 
   static bool is_number(uint64_t word, uint64_t decided) noexcept { return word >> 16 == decided + 1; }
   hvd_status scan() noexcept;
+  hvd_status read(int32_t rank, Line& line) noexcept;
+  hvd_status meet(uint64_t found, int32_t* winner) noexcept;
   Kind kind_due() const noexcept;
   bool has_room() noexcept;
   void propose(Kind kind, uint64_t* found) noexcept;
@@ -172,6 +172,7 @@ class Agreement {
   uint64_t consumed_ = 0;   // of which this rank has read all
   int64_t carrying_ = -1;   // the name that this rank has submitted as carried, until it is decided or the page closes
   uint32_t closings_ = 0;   // among them
+  uint64_t opened_ = 0;     // those before the latest opening
   uint32_t messages_ = 0;   // among them
   // As far as this rank has read.
   int32_t words_ = 0;  // that hold all names which this rank has read

@@ -48,16 +48,19 @@ struct Header {
   alignas(128) Word<uint32_t> aborted;
 };
 
+constexpr uint64_t kTimes = 8;  // a power of two, above what `scan` of agreement.cc reads apart
+
 struct Line {
   alignas(128) Word<uint64_t> submitted;  // entries of the ring
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
-  Word<int64_t> submitted_at;             // on the monotonic clock
   alignas(64) Word<uint32_t> is_asleep;
   Word<uint32_t> bell;        // anybody rings it
   Word<uint32_t> is_watched;  // by the root: submits ring its bell
   Word<uint32_t> is_armed;    // the rank sleeps on its descriptors. Whoever clears it wakes the rank.
+  // On the monotonic clock: the latest submit after so many decisions, modulo the length.
+  alignas(64) Word<int64_t> submitted_at[kTimes];
 };
 
 using Entry = Word<uint32_t>;

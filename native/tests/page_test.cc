@@ -162,6 +162,32 @@ void test_carried(int32_t size) {
   });
 }
 
+// A rank that submits again, while the root has not applied the decision before, is not named as the last one for it.
+void test_news() {
+  struct : Bells {
+    void ring(int32_t) noexcept override {}
+  } bells;
+  Ranks ranks({3, 64});
+  Agreement root(ranks.page, 0, &bells), first(ranks.page, 1, &bells), second(ranks.page, 2, &bells);
+  const Submission submission = {5, 0, 0};
+  hvd_news news[3];
+  Decision decision;
+  CHECK(root.take_news(news) == 0);
+  CHECK(first.submit(&submission, 1, 10) == HVD_OK && second.submit(&submission, 1, 20) == HVD_OK);
+  CHECK(root.submit(&submission, 1, 30) == HVD_OK);
+  for (Agreement* each : {&first, &second}) {
+    CHECK(each->next(&decision) == HVD_OK && decision.kind == Kind::kTensors);
+    CHECK(each->submit(&submission, 1, 40) == HVD_OK);
+  }
+  CHECK(root.next(&decision) == HVD_OK && decision.kind == Kind::kTensors);
+  CHECK(root.take_news(news) == 3);
+  for (int32_t i = 0; i < 3; ++i) {
+    CHECK(news[i].rank == (i + 1) % 3 && news[i].at_ns == 10 * (i + 1) && news[i].was_last == (i == 2));
+  }
+  CHECK(root.next(&decision) == HVD_OK && decision.kind == Kind::kNone);
+  CHECK(root.take_news(news) == 2 && news[0].at_ns == 40 && !news[0].was_last && !news[1].was_last);
+}
+
 void test_abort() {
   Ranks ranks({3, 64});
   ranks.run([&](int32_t rank, Agreement& agreement) {
@@ -207,6 +233,7 @@ int main() {
   test_messages_and_closings(4);
   test_carried(2);
   test_carried(3);
+  test_news();
   test_abort();
   test_damage();
 }

@@ -20,9 +20,7 @@ struct Digest {
     hash = mix(hash, agreement.is_open_);
     for (uint64_t read : agreement.read_) hash = mix(hash, read);
     for (const auto& each : agreement.waiting_) {
-      const bool has_second = each.count == 2;
-      hash = mix(hash, each.count | each.is_first_blank << 2 | (has_second && each.is_second_blank) << 3 |
-                           each.is_first_carried << 4 | (has_second && each.is_second_carried) << 5);
+      hash = mix(hash, each.is_submitted | each.is_blank << 1 | each.is_carried << 2);
     }
     hash = mix(mix(hash, agreement.carried_), agreement.consumed_);
     return hash;
