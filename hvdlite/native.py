@@ -72,10 +72,40 @@ class News(ctypes.Structure):
     _fields_ = (("at_ns", c_int64), ("rank", c_int32), ("was_last", c_int32))
 
 
-class Call(ctypes.Structure):
-    """How a call ended, how many news there are, and its number."""
+class Piece(ctypes.Structure):
+    """Bytes of the slot of a rank."""
 
-    _fields_ = (("outcome", c_int32), ("news", c_int32), ("calls", c_uint64))
+    _fields_ = (("rank", c_int32), ("offset", c_int32), ("bytes", c_int32))
+
+
+class Recipe(ctypes.Structure):
+    """What a rank makes of the slots of all ranks: pieces, or pieces that are reduced."""
+
+    _fields_ = (("reduction", POINTER(Reduction)), ("pieces", POINTER(Piece)), ("count", c_int32))
+
+
+class Call(ctypes.Structure):
+    """A call in a page: what is asked, how it ended, and what there is to know if it is done."""
+
+    _fields_ = (
+        ("news", c_void_p),
+        ("version", c_uint64),
+        ("in", c_void_p),
+        ("out", c_void_p),
+        ("recipe", c_void_p),
+        ("name", c_uint32),
+        ("bytes", c_uint32),
+        ("outcome", c_int32),
+        ("news_count", c_int32),
+        ("number", c_uint64),
+        ("begun_ns", c_int64),
+        ("done_ns", c_int64),
+        ("first_rank", c_int32),
+        ("last_rank", c_int32),
+        ("first_ns", c_int64),
+        ("last_ns", c_int64),
+        ("others_ns", c_int64),
+    )
 
 
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -100,13 +130,10 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_next": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p)),
     "hvd_page_reopen": (c_int32, (c_void_p, c_uint32)),
     "hvd_page_waiting": (None, (c_void_p, c_int32, c_void_p)),
-    "hvd_page_version": (c_uint64, (c_void_p,)),
-    "hvd_page_allreduce": (
-        c_int32,
-        (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_uint64, POINTER(Reduction), c_void_p, c_void_p),
-    ),
+    "hvd_page_version": (POINTER(c_uint64), (c_void_p,)),
+    "hvd_page_call": (c_int32, (c_void_p, c_void_p)),
     "hvd_page_adopt": (c_int32, (c_void_p,)),
-    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
+    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, POINTER(Recipe))),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
     "hvd_page_abort": (None, (c_void_p,)),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from typing import Any, Final
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,9 @@ MAX_RANKS: Final = 250  # so many descriptors, and a few more, fit into one mess
 News = tuple[int, bool, float]
 """A rank, whether it was the last one to submit some tensor, and when it submitted, on the monotonic clock."""
 
+CallReport: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+"""The fields of `native.Call` from ``news_count`` on."""
+
 ABORTED: Final = -1
 BUSY: Final = -2
 _NONE: Final = {native.ABORTED: ABORTED, native.BUSY: BUSY}
@@ -33,6 +37,11 @@ _WORD: Final = 8  # bytes
 _SLOT_BYTES: Final = 16 << 10
 _ALL_SLOTS_BYTES: Final = 512 << 10
 _LINE: Final = 128
+# Faster than one field of the structure after the other.
+_pack_call: Final = struct.Struct("=QQQQIIi").pack_into  # from `version` to `outcome`
+_unpack_report: Final[Callable[[Any, int], Any]] = struct.Struct("=iQqqiiqqq").unpack_from  # the rest
+_ASKED_AT: Final = native.Call.version.offset
+_REPORT_AT: Final = native.Call.news_count.offset
 
 
 def _slot_bytes(size: int) -> int:
@@ -84,7 +93,7 @@ class Page:
     """One rank's end. ``fds`` are those of the `PageOffer`; this object closes them, also if the constructor fails.
 
     Turns call the methods, so their calls do not overlap. Any thread may call `arm` and read ``version`` and ``bell``,
-    this rank's. One thread at a time may call `allreduce`, which writes ``call``. While it waits, the page is *busy*
+    this rank's. One thread at a time may call `run`, which writes ``call``. While it waits, the page is *busy*
     for turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``slot_bytes``: the largest tensor whose bytes may be here.
@@ -100,14 +109,14 @@ class Page:
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []
-        self.size = size
+        self.rank, self.size = rank, size
         self._library = library = native.quick_library()
         self._bells = list(fds[1:])
         self.bell = self._bells[rank]
         self._words = np.zeros(-(-names // 64), np.uint64)
         self._of_turn = _NewsBuffer(size if rank == 0 else 0)
         self._of_call = _NewsBuffer(size if rank == 0 else 0)
-        self.call = native.Call()
+        self.call = native.Call(news=self._of_call.address)
         self._call_at = ctypes.addressof(self.call)
         self._decision = native.Decision()
         self._decision_at = ctypes.addressof(self._decision)
@@ -125,7 +134,8 @@ class Page:
             os.close(fds[0])
         self.handle = handle
         self._is_closed = False
-        self._allreduce = native.library().hvd_page_allreduce
+        self._version = library.hvd_page_version(handle).contents
+        self._run_call = native.library().hvd_page_call
 
     def submit(self, bits: int, blank_bits: int) -> bool:
         """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
@@ -185,31 +195,40 @@ class Page:
     @property
     def version(self) -> int:
         """Changes with everything that this rank publishes or decides here."""
-        return int(self._library.hvd_page_version(self.handle))
+        version: int = self._version.value
+        return version
 
-    def allreduce(self, version: int, bit: int, source: int, target: int, nbytes: int, reduction: Any) -> int:
-        """Reduces a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
+    def run(self, version: int, bit: int, source: int, target: int, nbytes: int, recipe: int) -> int:
+        """Runs a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
 
         Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE` or
-        `native.CALL_LEFT`; also in ``call.outcome``, which the caller sets to `native.CALL_REFUSED` before.
-        ``reduction`` is a pointer to a `native.Reduction`.
+        `native.CALL_LEFT`; also in ``call.outcome``, until `forget_call`. ``recipe`` is the address of a
+        `native.Recipe`.
         """
-        outcome: int = self._allreduce(
-            self.handle, version, bit, source, target, nbytes, reduction, self._of_call.address, self._call_at
-        )
+        _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
+        outcome: int = self._run_call(self.handle, self._call_at)
         return outcome
 
-    def news_of_call(self) -> list[News]:
-        """Returns, at the root, the news of a call that is done."""
-        return self._of_call.first(self.call.news) if self._of_call.address else []
+    def forget_call(self) -> None:
+        """Sets ``call.outcome`` to `native.CALL_REFUSED`."""
+        self.call.outcome = native.CALL_REFUSED
+
+    def report(self) -> CallReport:
+        """Returns what is to be known about a call that is done."""
+        report: CallReport = _unpack_report(self.call, _REPORT_AT)
+        return report
+
+    def news_of_call(self, count: int) -> list[News]:
+        """Returns, at the root, the ``count`` news of a call that is done."""
+        return self._of_call.first(count)
 
     def adopt(self) -> bool:
         """Takes over a call that was left, with which this turn goes on. False if there is none."""
         return bool(self._library.hvd_page_adopt(self.handle))
 
-    def collect(self, target: int, nbytes: int, reduction: native.Reduction) -> None:
-        """Reduces the bytes of a carried tensor. To be called in the order of the decisions. Raises ProtocolError."""
-        if self._library.hvd_page_collect(self.handle, target, nbytes, ctypes.byref(reduction)):
+    def collect(self, target: int, recipe: native.Recipe) -> None:
+        """Follows ``recipe`` for a carried tensor. To be called in the order of the decisions. Raises ProtocolError."""
+        if self._library.hvd_page_collect(self.handle, target, ctypes.byref(recipe)):
             raise ProtocolError(_DAMAGED)
 
     # ----

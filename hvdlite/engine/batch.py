@@ -6,10 +6,11 @@ reduce-scatter, and a gather, a scatter or a send as an all-to-all.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -70,13 +71,60 @@ def is_intact(entry: Entry) -> bool:
     return holds(owner, entry.source, entry.nbytes)
 
 
+class Recipe(NamedTuple):
+    """How a rank makes its result of the bytes that all ranks have put into a page.
+
+    ``native`` is for the page; ``shape`` of the result, and ``rows`` of each rank in it, matter to an entry with
+    ``allocate``.
+    """
+
+    native: native.Recipe
+    shape: tuple[int, ...]
+    rows: Rows
+
+
+def recipe_of(request: Request, rows: Rows, size: int, own: int) -> Recipe | None:
+    """Returns how rank ``own`` of ``size`` runs the collective of ``request`` with the agreed ``rows``, in a page.
+
+    None if it cannot be run so: an Adasum, or a collective of some ranks only.
+    """
+    kind = KINDS[request.kind]
+    if request.op == Adasum or not kind.by_all:
+        return None
+    row_bytes = _row_bytes(request)
+    received: Rows = ()
+    match kind.runs_as:
+        case Kind.ALLREDUCE:
+            pieces = [(own, 0, request.nbytes)]
+        case Kind.REDUCESCATTER:
+            moved = kind.moves(request, rows, size)
+            pieces = [(own, sum(moved[:own]) * row_bytes, moved[own] * row_bytes)]
+        case Kind.ALLGATHER:
+            received = kind.moves(request, rows, size)
+            pieces = [(rank, 0, count * row_bytes) for rank, count in enumerate(received)]
+        case Kind.ALLTOALL:
+            moved = kind.moves(request, rows, size)
+            received = received_by(moved, own)
+            before = [sum(moved[rank * size : rank * size + own]) for rank in range(size)]
+            pieces = [(rank, before[rank] * row_bytes, count * row_bytes) for rank, count in enumerate(received)]
+        case _:
+            pieces = []
+    array = (native.Piece * len(pieces))(*(native.Piece(*piece) for piece in pieces))
+    found = native.Recipe(None, array, len(pieces))
+    if kind.reduces:
+        dtype, op, postscale = arithmetic(request, size)
+        found.reduction = ctypes.pointer(native.Reduction(int(dtype), op, request.prescale, postscale))
+    return Recipe(found, (sum(received), *request.shape[1:]), received)
+
+
 def collect(work: Work, page: Page) -> None:
-    """Reduces a batch whose bytes all ranks have put into ``page``."""
-    (entry,) = work.entries
-    request = entry.request
+    """Runs a batch whose bytes all ranks have put into ``page``."""
+    (entry,), (rows,) = work.entries, work.rows
     work.nbytes = entry.nbytes
-    dtype, op, postscale = arithmetic(request, page.size)
-    page.collect(entry.target, entry.nbytes, native.Reduction(int(dtype), op, request.prescale, postscale))
+    recipe = recipe_of(entry.request, rows, page.size, page.rank)
+    if recipe is None:
+        raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
+    page.collect(_target(entry, recipe.rows), recipe.native)
 
 
 def _allreduce(work: Work, plane: DataPlane) -> Completion | None:

@@ -1,4 +1,4 @@
-"""Blocking calls that take the short way: one native call of the caller's thread agrees on the tensor and reduces it.
+"""Blocking calls that take the short way: one native call of the caller's thread agrees on the tensor and runs it.
 
 A rank with nothing in flight can only wait for the tensor of this call, so no turn and no batch need to be made. The
 rank puts the bytes into the page before it submits the tensor; if all ranks do, each finds all the bytes there.
@@ -14,31 +14,32 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.control.page import Page
-from hvdlite.engine.batch import arithmetic, is_intact
+from hvdlite.engine.batch import Recipe, is_intact, recipe_of
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.replica import Replica, Work
+from hvdlite.negotiation.rows import Rows
 from hvdlite.tensors.device import CPU
-from hvdlite.tensors.dtypes import Adasum
 
-_MOST_REPORTS: Final = 32  # before a turn takes them
+_MOST_REPORTS: Final = 256  # before a turn takes them
 
 
 class _Prepared(NamedTuple):
-    """What calls of one name need. ``reduction`` is None if they cannot take the short way."""
+    """What calls of one name need, as long as it is ``known`` so. ``recipe`` is None if they take the usual way."""
 
-    request: Request
-    bit: int
-    reduction: Any
+    known: Known
+    recipe: Recipe | None = None
+    recipe_at: int = 0
+    nbytes: int = 0  # to put into the page
+    rows: tuple[Rows, ...] = ()
 
 
 class Calls:
@@ -72,40 +73,38 @@ class Calls:
 
     def run(self, entry: Entry[Any]) -> bool:
         """Runs ``entry``. False if it must be submitted in the usual way; else it is in flight, or done."""
-        if type(entry) is not Entry or entry.name not in self._known:
-            return False
         page, in_flight, replica = self._page, self._in_flight, self._replica
         version = page.version  # first: if something changes from here on, the native call is refused
         known = self._known.get(entry.name)
         if known is None or known.request is not entry.request:
             return False
         prepared = self._prepared.get(entry.name)
-        if prepared is None or prepared.request is not entry.request or prepared.bit != known.bit:
+        if prepared is None or prepared.known is not known:
             prepared = self._prepare(known)
-        if prepared.reduction is None or not (in_flight.is_idle and self._is_idle()) or not is_intact(entry):
+        recipe = prepared.recipe
+        if recipe is None or not (in_flight.is_idle and self._is_idle()) or not is_intact(entry):
             return False
         batches = replica.batches
         owner = entry.owner  # keeps the memory, even if the end of the group finishes the entry
+        target, output = entry.target, None
+        if entry.allocate is not None:
+            output, target = entry.allocate(recipe.shape, recipe.rows)
         try:
             if self._current.setdefault(None, entry) is not entry:
                 return False
-            page.call.outcome = native.CALL_REFUSED
             entry.caller = threading.get_ident()
-            begun = monotonic()
             if in_flight.enter(entry):
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
-                outcome = page.allreduce(
-                    version, prepared.bit, entry.source, entry.target, entry.nbytes, prepared.reduction
-                )
+                outcome = page.run(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
                 if outcome == native.CALL_LEFT:
                     return True
                 if outcome == native.CALL_DONE:
-                    self._finish(entry, prepared.bit, batches, begun)
+                    self._finish(entry, prepared, batches, output)
                     return True
                 in_flight.withdraw(entry)
             self._release(entry)
         except BaseException:
-            self._after_interrupt(entry, prepared.bit, batches)
+            self._after_interrupt(entry, prepared, batches, output)
             raise
         finally:
             del owner
@@ -119,7 +118,7 @@ class Calls:
         if entry is not None and self._page.adopt():
             entry.was_taken_up = True
             if not entry.is_done:  # else the group has ended
-                self._replica.adopt(self._prepared[entry.name].bit, entry)
+                self._replica.adopt(self._prepared[entry.name].known.bit, entry)
             self._release(entry)
 
     def count(self) -> None:
@@ -127,32 +126,46 @@ class Calls:
         self._replica.calls = self._page.calls
 
     def _prepare(self, known: Known) -> _Prepared:
-        request, reduction = known.request, None
-        is_sum = request.kind is Kind.ALLREDUCE and request.op != Adasum and request.device.kind == CPU.kind
-        if is_sum and known.nbytes <= self._page.slot_bytes and known.bit < self._page.names:
-            dtype, op, postscale = arithmetic(request, self._page.size)
-            reduction = ctypes.pointer(native.Reduction(int(dtype), op, request.prescale, postscale))
-        if len(self._prepared) >= 2 * self._page.names:  # of names that the cache has forgotten
+        request, page = known.request, self._page
+        prepared = _Prepared(known)
+        definition = self._replica.cache.definitions.get(known.bit)
+        if definition is not None and request.device.kind == CPU.kind and known.bit < page.names:
+            has_tensor = KINDS[request.kind].has_tensor
+            nbytes = [has_tensor * definition.of_rank(rank).nbytes for rank in range(page.size)]
+            recipe = recipe_of(request, definition.rows, page.size, page.rank)
+            if recipe is not None and max(nbytes) <= page.slot_bytes:
+                place = ctypes.addressof(recipe.native)
+                prepared = _Prepared(known, recipe, place, nbytes[page.rank], (definition.rows,))
+        if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
-        self._prepared[request.name] = prepared = _Prepared(request, known.bit, reduction)
+        self._prepared[request.name] = prepared
         return prepared
 
-    def _finish(self, entry: Entry[Any], bit: int, batches: int, begun: float) -> None:
+    def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it."""
-        now = monotonic()
-        page = self._page
-        work = Work((entry,), ((),), batches + page.call.calls, entry.nbytes)
-        work.sent_at, work.agreed_at, work.moved_at = begun, now, now
-        observer = self._observer
-        for rank, was_last, at in page.news_of_call():
-            observer.arrived(rank, was_last, at)
-        work.arrival = arrival = observer.arrival
+        page, observer = self._page, self._observer
+        news, number, begun_ns, done_ns, first, last, first_ns, last_ns, others_ns = page.report()
+        work = Work((entry,), prepared.rows, batches + number, entry.nbytes)
+        work.sent_at = begun_ns / 1e9
+        work.agreed_at = work.moved_at = now = done_ns / 1e9
+        arrival: Arrival | None
+        if news == page.size and observer.arrival is None:  # as usual, at the root
+            arrival = first, first_ns / 1e9, last, last_ns / 1e9, (last_ns - others_ns) / 1e9
+            observer.late(arrival)
+        else:
+            for rank, was_last, at in page.news_of_call(news):
+                observer.arrived(rank, was_last, at)
+            arrival = observer.arrival
+            observer.decided()
+        work.arrival = arrival
         if arrival is not None:
-            self._reports.append((bit, arrival, now))
+            self._reports.append((prepared.known.bit, arrival, now))
             if len(self._reports) == _MOST_REPORTS:
                 self._wake()
         observer.called(work)
-        observer.decided()
+        if entry.allocate is not None and prepared.recipe is not None:
+            entry.output, entry.rows = output, prepared.recipe.rows
+            entry.allocate = None
         self._in_flight.withdraw(entry)
         entry.owner = None
         entry.error = None  # the group may have ended after the call, and failed all that it found in flight
@@ -167,13 +180,14 @@ class Calls:
 
     def _release(self, entry: Entry[Any]) -> None:
         if self._current.get(None) is entry:
+            self._page.forget_call()
             self._current.pop(None, None)
 
-    def _after_interrupt(self, entry: Entry[Any], bit: int, batches: int) -> None:
+    def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
         if self._current.get(None) is entry:
             outcome = self._page.call.outcome
             if outcome == native.CALL_DONE:
-                self._finish(entry, bit, batches, monotonic())
+                self._finish(entry, prepared, batches, output)
             elif outcome == native.CALL_REFUSED:
                 self._in_flight.withdraw(entry)
                 self._release(entry)

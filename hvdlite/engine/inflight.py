@@ -10,7 +10,7 @@ threads that finish entries, which are hvdlite's own.
 
 An interrupted call leaves its entry in flight, because the other ranks make the same call. When the same thread calls
 again with that name, the new call does not fail with DuplicateName: it is *deferred*, and submitted once the old entry
-is done. After an abandoned entry, a call of any thread is deferred.
+is done. After an abandoned entry, a call of any thread is deferred, and so is a barrier after another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import NOBODY, Entry
 from hvdlite.negotiation.handle import Handle, Waiter
-from hvdlite.negotiation.messages import JOIN_NAME
+from hvdlite.negotiation.messages import BARRIER_NAME, JOIN_NAME
 from hvdlite.negotiation.unnamed import Unnamed
 
 
@@ -148,7 +148,7 @@ class InFlight:
         waiting = [other for call in self._deferred for other in call if other.name in names]
         holding = [self._by_name.get(name) for name in names]
         for other in (*holding, *waiting):
-            if other is not None and other.caller not in (caller, NOBODY):
+            if other is not None and other.caller not in (caller, NOBODY) and other.name != BARRIER_NAME:
                 raise self._refusal(other.name)
         if len(names) < len(entries):
             raise self._refusal(entries[0].name)

@@ -116,6 +116,11 @@ class Observer:
             self.arrival = None
             self.missing = UNKNOWN
 
+    def late(self, arrival: Arrival) -> None:
+        """Records on the root a decision with all that has arrived for it."""
+        self._late_s[arrival[2]] += arrival[4]
+        self.missing = UNKNOWN
+
     def found(self, finding: Finding) -> None:
         """Shows ``finding`` to the user, as a warning unless `on_finding` shows it."""
         if logger.isEnabledFor(logging.WARNING) and (self.on_finding is None or not self.on_finding(finding)):

@@ -197,10 +197,14 @@ class Group:
         Each kind has a counter, and so has each value of ``between``, such as the two ranks of a message. Raises
         ValueError if another live thread owns the counter; see `Callers`.
         """
+        return Unnamed(partial(self._next_name, self.admit(kind, *between)))
+
+    def admit(self, kind: Kind, *between: Any) -> Counter:
+        """Makes this thread the owner of a counter, and returns it. Raises ValueError if another thread owns it."""
         counter = (kind, *between)
         if self._callers.get(counter) is not HERE.thread:
             self._callers.admit(counter)
-        return Unnamed(partial(self._next_name, counter))
+        return counter
 
     def _next_name(self, counter: Counter) -> str:
         kind, number = counter[0], next(self._names[counter])

@@ -94,6 +94,9 @@ class Definitions:
     def __getitem__(self, bit: int) -> Definition:
         return self._rows[bit]
 
+    def get(self, bit: int) -> Definition | None:
+        return self._rows.get(bit)
+
     @property
     def is_full(self) -> bool:
         return len(self._rows) >= self._capacity
@@ -149,8 +152,8 @@ class Cache:
 
     def remember(self, bit: int, request: Request, rows: Rows) -> None:
         """Makes ``bit`` stand for ``request``."""
+        self.definitions.set(bit, Definition(request, rows))  # first: a thread that reads ``known`` finds it
         self.known[request.name] = Known(bit, request, request.nbytes)
-        self.definitions.set(bit, Definition(request, rows))
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is new. True if it is."""

@@ -35,6 +35,7 @@ class Kind(IntEnum):
 
 
 JOIN_NAME = "hvdlite.join"
+BARRIER_NAME = "hvdlite.barrier"
 
 EMPTY_GROUP = -1
 

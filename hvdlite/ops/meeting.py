@@ -9,7 +9,7 @@ from hvdlite.errors import HvdError
 from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import JOIN_NAME, Kind
+from hvdlite.negotiation.messages import BARRIER_NAME, JOIN_NAME, Kind
 from hvdlite.ops.handles import run, synchronize
 from hvdlite.ops.submit import NOTHING, entry_of
 from hvdlite.session import group_of
@@ -22,8 +22,13 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def barrier_entry(group: Group) -> Entry[None]:
-    """Makes the entry of a `barrier`."""
-    return entry_of(group, None, Kind.BARRIER, NOTHING)
+    """Makes the entry of a `barrier`. All have one name, which ranks remember, and run one after the other."""
+    group.admit(Kind.BARRIER)
+    if (known := group.known.get(BARRIER_NAME)) is not None:
+        return Entry(known.request, group)
+    entry = entry_of(group, "", Kind.BARRIER, NOTHING)
+    entry.rename(BARRIER_NAME, is_cacheable=True)
+    return entry
 
 
 def join(device: int = -1) -> int:

@@ -12,7 +12,11 @@ they are; one all-reduce makes them the sums over all ranks for the gradient of 
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -80,10 +84,10 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalizes ``input``. Raises ValueError if all ranks together have fewer than two values a feature."""
         self._check_input_dim(input)
-        if not self.training or group_with_peers(self.process_set) is None:
+        if not self.training or (group := group_with_peers(self.process_set)) is None:
             return super().forward(input)
         with torch.no_grad():
-            whole = _moments_of_all(input, self.process_set)
+            whole = _moments_of_all(input, _name_of(self, group), self.process_set)
             if whole.values <= 1:
                 raise ValueError(f"expected more than 1 value per feature on all ranks together, got {whole.values}")
             self._track(whole)
@@ -108,6 +112,22 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected {self.num_features} features in dimension 1, got {input.shape[1]}")
 
 
+_counters: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by group
+_names: WeakKeyDictionary[SyncBatchNorm, tuple[Any, str]] = WeakKeyDictionary()  # and a reference to the group
+
+
+def _name_of(layer: SyncBatchNorm, group: Any) -> str:
+    """Returns the name of the collectives of ``layer``: layers are numbered in the order in which they are first used.
+
+    Ranks remember tensors by their names, so a new name for each step would be slower.
+    """
+    of_group, name = _names.get(layer, (lambda: None, ""))
+    if of_group() is not group:
+        name = f"sync_batch_norm.{next(_counters.setdefault(group, itertools.count()))}"
+        _names[layer] = weakref.ref(group), name
+    return name
+
+
 class _Moments(NamedTuple):
     """The moments of each feature over its ``values`` on all ranks, and the ``name`` of their collective."""
 
@@ -117,7 +137,7 @@ class _Moments(NamedTuple):
     name: str
 
 
-def _moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> _Moments:
+def _moments_of_all(input: torch.Tensor, name: str, process_set: ProcessSet) -> _Moments:
     """Computes the moments of the inputs of all ranks, which may have different numbers of values, or none."""
     features = input.shape[1]
     count = input.numel() // features
@@ -126,18 +146,18 @@ def _moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> _Moments:
         others = [dimension for dimension in range(input.dim()) if dimension != 1]
         own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
         own[-1] = count
-    handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
     # Reading the sum of the counts from a GPU would make the host wait for all the GPU's work.
-    on_host = None
+    counted = None
     if own.is_cuda:
-        on_host = collectives.allgather_async(torch.tensor([count], device="cpu"), process_set=process_set)
-    gathered = synchronize(handle)
+        count_on_host = torch.tensor([count], device="cpu")
+        counted = collectives.allgather_async(count_on_host, f"{name}.count", process_set)
+    gathered = collectives.allgather(own.unsqueeze(0), name, process_set)
     means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(dim=0) / total
     variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total
-    values = counts if on_host is None else synchronize(on_host)
-    return _Moments(mean, variance, int(values.sum()), handle.name)
+    values = counts if counted is None else synchronize(counted)
+    return _Moments(mean, variance, int(values.sum()), name)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 9 };
+enum { HVD_ABI_VERSION = 10 };
 
 typedef int32_t hvd_status;
 enum {
@@ -173,30 +173,60 @@ HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
 // a call waits.
 HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
 
+// `bytes` of the slot of `rank`, from `offset` on.
+typedef struct {
+  int32_t rank;
+  int32_t offset;
+  int32_t bytes;
+} hvd_piece;
+
+// What a rank makes of the bytes that all ranks have put into their slots: `count` pieces, one behind the other. With a
+// `reduction`, a piece is that of all slots, reduced.
+typedef struct {
+  const hvd_reduction* reduction;
+  const hvd_piece* pieces;
+  int32_t count;
+} hvd_recipe;
+
 // How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on
-// with it. DONE: it has run; it was this rank's call number `calls`, and there are `news`.
+// with it. DONE: it has run.
 enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 
+// A call of a thread whose rank had nothing in flight when the page had `version`. Times are of the monotonic clock.
 typedef struct {
-  int32_t outcome;
-  int32_t news;
-  uint64_t calls;
+  hvd_news* news;  // null, or room for one of each rank
+  uint64_t version;
+  const void* in;
+  void* out;
+  const hvd_recipe* recipe;
+  uint32_t name;
+  uint32_t bytes;   // of `in`
+  int32_t outcome;  // of these fields alone, written unless a turn or another call holds the page
+  // Of a call that is DONE.
+  int32_t news_count;
+  uint64_t number;  // it counts this rank's calls that were done, from 1
+  int64_t begun_ns;
+  int64_t done_ns;
+  // If there are news of all ranks: the first and the last of them, and when the last rank but one came.
+  int32_t first_rank;
+  int32_t last_rank;
+  int64_t first_ns;
+  int64_t last_ns;
+  int64_t others_ns;
 } hvd_call;
 
-// Changes with everything that a rank publishes or decides.
-HVD_API uint64_t hvd_page_version(hvd_page* page);
+// The address of the version, which changes with everything that a rank publishes or decides, until hvd_page_free.
+HVD_API const uint64_t* hvd_page_version(hvd_page* page);
 
-// An all-reduce for a thread whose rank had nothing in flight when the page had `version`: agrees on it and reduces it,
-// within 2 ms or not at all. Refused if the version has changed, or turns have not applied all that they have decided.
-// Returns how it ended, and writes `call`, unless another call or a turn holds the page.
-HVD_API int32_t hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out,
-                                   uint64_t bytes, const hvd_reduction* reduction, hvd_news* news, hvd_call* call);
+// Agrees on a tensor and runs it, within 2 ms or not at all. Refused if the version has changed, or turns have not
+// applied all that they have decided. Returns the outcome.
+HVD_API int32_t hvd_page_call(hvd_page* page, hvd_call* call);
 
 // 1 if a call was left, with which this turn goes on.
 HVD_API int32_t hvd_page_adopt(hvd_page* page);
 
-// Reduces the bytes of a carried tensor, in the order of the decisions. HVD_INVALID if there are none of so many bytes.
-HVD_API hvd_status hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction);
+// Follows `recipe` for a carried tensor, in the order of the decisions. HVD_INVALID if there is none, or no such piece.
+HVD_API hvd_status hvd_page_collect(hvd_page* page, void* out, const hvd_recipe* recipe);
 
 // From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
 // thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.
@@ -206,8 +236,7 @@ HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int
 // Some rank will take part no more, so there may be no further decision. Any thread.
 HVD_API void hvd_page_abort(hvd_page* page);
 
-// Ends a call that waits, and unmaps the page. Later calls are refused; no other function may follow but
-// hvd_page_version and hvd_page_free.
+// Ends a call that waits, and unmaps the page. Later calls are refused; no other function may follow but hvd_page_free.
 HVD_API void hvd_page_close(hvd_page* page);
 HVD_API void hvd_page_free(hvd_page* page);
 

@@ -64,14 +64,27 @@ struct hvd_page {
   }
   void give_back() { holder = Holder::kNobody; }
 
-  // The bytes of the oldest carried tensor that this rank has not read, reduced.
-  hvd_status collect(void* out, uint64_t bytes, const hvd_reduction& reduction) {
-    if (bytes > static_cast<uint64_t>(page.geometry().slot_bytes) || agreement->consumed() == agreement->carried())
-      return HVD_INVALID;
-    const int32_t size = page.geometry().size;
-    for (int32_t rank = 0; rank < size; ++rank)
-      inputs[static_cast<size_t>(rank)] = page.slot(rank, agreement->consumed());
-    hvd::reduce(out, inputs.data(), size, bytes / hvd::item_bytes(reduction.dtype), reduction);
+  // Follows `recipe` for the oldest carried tensor that this rank has not read.
+  hvd_status collect(void* out, const hvd_recipe& recipe) {
+    if (agreement->consumed() == agreement->carried()) return HVD_INVALID;
+    const int32_t size = page.geometry().size, slot_bytes = page.geometry().slot_bytes;
+    uint8_t* write = static_cast<uint8_t*>(out);
+    for (int32_t i = 0; i < recipe.count; ++i) {
+      const hvd_piece& piece = recipe.pieces[i];
+      if (piece.rank < 0 || piece.rank >= size || piece.offset < 0 || piece.bytes < 0 || piece.offset > slot_bytes ||
+          piece.bytes > slot_bytes - piece.offset)
+        return HVD_INVALID;
+      if (recipe.reduction != nullptr) {
+        for (int32_t rank = 0; rank < size; ++rank)
+          inputs[static_cast<size_t>(rank)] = page.slot(rank, agreement->consumed()) + piece.offset;
+        const uint64_t items = static_cast<uint64_t>(piece.bytes) / hvd::item_bytes(recipe.reduction->dtype);
+        hvd::reduce(write, inputs.data(), size, items, *recipe.reduction);
+      } else if (piece.bytes > 0) {
+        std::memcpy(write, page.slot(piece.rank, agreement->consumed()) + piece.offset,
+                    static_cast<size_t>(piece.bytes));
+      }
+      write += piece.bytes;
+    }
     agreement->consume();
     return HVD_OK;
   }
@@ -98,10 +111,23 @@ constexpr int64_t kCallNs = 2'000'000;  // the longest call: the main thread run
 
 int32_t take_news(hvd_page* page, hvd_news* news) { return news == nullptr ? 0 : page->agreement->take_news(news); }
 
+void note(hvd_page* page, hvd_call* call) {
+  call->number = ++page->calls;
+  call->done_ns = hvd::monotonic_ns();
+  const int32_t count = call->news_count = take_news(page, call->news);
+  if (count < 2 || count < page->page.geometry().size) return;
+  const hvd_news &first = call->news[0], &last = call->news[count - 1];
+  call->first_rank = first.rank;
+  call->last_rank = last.rank;
+  call->first_ns = first.at_ns;
+  call->last_ns = last.at_ns;
+  call->others_ns = call->news[count - 2].at_ns;
+}
+
 // Waits until all ranks carry `name`. False if a turn must go on.
-bool await(hvd_page* page, uint32_t name) {
+bool await(hvd_page* page, uint32_t name, int64_t start_ns) {
   hvd::page::Agreement& agreement = *page->agreement;
-  const int64_t start_ns = hvd::monotonic_ns(), limit_ns = hvd::spin_ns(page->spin);
+  const int64_t limit_ns = hvd::spin_ns(page->spin);
   bool is_decided = false, is_over = false, may_spin = limit_ns > 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
@@ -128,6 +154,7 @@ using hvd::page::Agreement;
 using hvd::page::Geometry;
 using hvd::page::Kind;
 
+static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t) && std::atomic<uint64_t>::is_always_lock_free);
 static_assert(HVD_DECIDED_NOTHING == static_cast<int>(Kind::kNone));
 static_assert(HVD_DECIDED_TENSORS == static_cast<int>(Kind::kTensors));
 static_assert(HVD_DECIDED_MESSAGE == static_cast<int>(Kind::kMessage));
@@ -208,26 +235,26 @@ hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) {
   return status;
 }
 
-uint64_t hvd_page_version(hvd_page* page) { return page->version; }
+const uint64_t* hvd_page_version(hvd_page* page) { return reinterpret_cast<const uint64_t*>(&page->version); }
 
-int32_t hvd_page_allreduce(hvd_page* page, uint64_t version, uint32_t name, const void* in, void* out, uint64_t bytes,
-                           const hvd_reduction* reduction, hvd_news* news, hvd_call* call) {
+int32_t hvd_page_call(hvd_page* page, hvd_call* call) {
   if (!page->take(Holder::kCall)) return HVD_CALL_REFUSED;
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
   Holder after = Holder::kNobody;
   int32_t outcome = HVD_CALL_REFUSED;
-  const bool may_carry = version == page->version && page->is_settled && agreement.is_open() &&
+  const bool may_carry = call->version == page->version && page->is_settled && agreement.is_open() &&
                          agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
-                         bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
-  const hvd::page::Submission submission = {name, 0, 1};
-  if (may_carry) std::memcpy(page->page.slot(page->own, agreement.carried()), in, bytes);
-  if (may_carry && agreement.submit(&submission, 1, hvd::monotonic_ns()) == HVD_OK) {
+                         call->bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
+  const hvd::page::Submission submission = {call->name, 0, 1};
+  if (may_carry && call->bytes > 0) std::memcpy(page->page.slot(page->own, agreement.carried()), call->in, call->bytes);
+  const int64_t begun_ns = hvd::monotonic_ns();
+  if (may_carry && agreement.submit(&submission, 1, begun_ns) == HVD_OK) {
     ++page->version;
-    if (await(page, name)) {
-      page->collect(out, bytes, *reduction);
-      call->news = take_news(page, news);
-      call->calls = ++page->calls;
+    if (await(page, call->name, begun_ns)) {
+      page->collect(call->out, *call->recipe);
+      call->begun_ns = begun_ns;
+      note(page, call);
       outcome = HVD_CALL_DONE;
     } else {
       outcome = HVD_CALL_LEFT;
@@ -248,9 +275,7 @@ int32_t hvd_page_adopt(hvd_page* page) {
   return page->holder.compare_exchange_strong(left, Holder::kNobody);
 }
 
-hvd_status hvd_page_collect(hvd_page* page, void* out, uint64_t bytes, const hvd_reduction* reduction) {
-  return page->collect(out, bytes, *reduction);
-}
+hvd_status hvd_page_collect(hvd_page* page, void* out, const hvd_recipe* recipe) { return page->collect(out, *recipe); }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 

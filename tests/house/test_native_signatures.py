@@ -34,6 +34,8 @@ POINTERS: dict[str, set[Any]] = {
     "const char*": {ctypes.c_char_p},
     "const void* const*": {ctypes.POINTER(ctypes.c_void_p)},
     "const hvd_reduction*": {ctypes.POINTER(native.Reduction)},
+    "const hvd_recipe*": {ctypes.POINTER(native.Recipe)},
+    "const uint64_t*": {ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)},
     "hvd_page**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_arena**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_shm**": {ctypes.POINTER(ctypes.c_void_p)},
@@ -79,11 +81,27 @@ def test_the_same_numbers_mean_the_same() -> None:
     assert expected == CONSTANTS
 
 
-def test_the_reduction_structure_has_the_fields_of_the_header() -> None:
-    body = re.search(r"typedef struct \{([^}]*)\} hvd_reduction;", HEADER)
+STRUCTURES = {
+    "hvd_reduction": native.Reduction,
+    "hvd_spin": native.Spin,
+    "hvd_decision": native.Decision,
+    "hvd_news": native.News,
+    "hvd_piece": native.Piece,
+    "hvd_recipe": native.Recipe,
+    "hvd_call": native.Call,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_have_the_fields_of_the_header(name: str) -> None:
+    body = re.search(rf"typedef struct \{{([^}}]*)\}} {name};", HEADER)
     assert body is not None
-    fields = [(name, SCALARS[kind]) for kind, name in re.findall(r"(\w+) (\w+);", body[1])]
-    assert fields == list(native.Reduction._fields_)
+    expected = [(each, c_type.strip()) for c_type, each in re.findall(r"([\w* ]+?)\s*(\w+);", body[1])]
+    declared = list(STRUCTURES[name]._fields_)
+    assert [each for each, _ in declared] == [each for each, _ in expected]
+    for (each, c_type), (_, declared_type) in zip(expected, declared, strict=True):
+        assert SCALARS.get(c_type, declared_type) is declared_type, each
+        assert (c_type in SCALARS) == (declared_type in SCALARS.values()), each
 
 
 def test_the_library_exports_these_functions_and_nothing_else() -> None:

@@ -15,6 +15,9 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.engine.calls import Calls
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.kinds import KINDS
+from hvdlite.negotiation.messages import Kind
 from tests.harness import pause_at, process_ranks, reached
 from tests.harness.processes import ProcessRanks
 
@@ -30,9 +33,10 @@ class _Counted:
         self.counts: Counter[str] = Counter()
         finish, adopt = Calls._finish, Calls.settle
 
-        def counted_finish(calls: Calls, *arguments: Any) -> None:
+        def counted_finish(calls: Calls, entry: Entry[Any], *arguments: Any) -> None:
             self.counts["done"] += 1
-            finish(calls, *arguments)
+            self.counts[str(entry.request.kind)] += 1
+            finish(calls, entry, *arguments)
 
         def counted_settle(calls: Calls) -> None:
             before = len(calls._current)
@@ -95,6 +99,73 @@ def test_all_types_and_sizes_have_the_same_bits_as_without_the_page(count: int, 
     for _, counts in with_page:
         assert (counts["done"] > 100) == (plane == "auto")
     assert not any(counts for _, counts in without)
+
+
+def _all_kinds() -> tuple[list[bytes], Counter[str]]:
+    """Every blocking collective, with ranks of different lengths, and tensors of all sizes that fit and do not fit."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    results = []
+
+    def call(function: Any, *arguments: Any, **options: Any) -> None:
+        result = function(*arguments, **options)
+        found = result if isinstance(result, tuple) else (result,)
+        results.extend(each.tobytes() + repr((each.shape, each.dtype)).encode() for each in found)
+
+    with _Counted() as counts:
+        for rows, columns in ((0, 3), (1, 1), (5, 3), (7, 100), (40, 100)):
+            for root in range(min(size, 2)):
+                of = f"{rows} {columns} {root}"
+                mine = _mine("float32", rows * columns, rank).reshape(rows, columns)
+                uneven = mine[: max(0, rows - rank)]
+                splits = [rows - rows // size * (size - 1), *[rows // size] * (size - 1)]
+                of_root = splits if rank == root else None
+                for _ in range(3):
+                    call(hvd.allgather, uneven, name=f"allgather {of}")
+                    call(hvd.broadcast, mine, root, name=f"broadcast {of}")
+                    call(hvd.broadcast_, mine.copy(), root, name=f"broadcast_ {of}")
+                    call(hvd.reducescatter, mine, name=f"reducescatter {of}", op=hvd.Sum)
+                    call(hvd.reduce, mine, root, name=f"reduce {of}")
+                    call(hvd.alltoall, mine, splits, name=f"alltoall {of}")
+                    call(hvd.gather, uneven, root, name=f"gather {of}")
+                    call(hvd.scatter, mine if rank == root else mine[:0], root, of_root, name=f"scatter {of}")
+                    call(hvd.allreduce, mine.astype(complex), name=f"complex {of}")
+                    assert hvd.allreduce(rank, name=f"number {of}", op=hvd.Sum) == sum(range(size))
+                    hvd.barrier()
+    hvd.shutdown()
+    return results, counts
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_kinds_have_the_same_results_as_without_the_page(count: int) -> None:
+    with_page, without = (
+        [outcome.result() for outcome in process_ranks(count, _all_kinds, environ={"HVDLITE_PAGE": page})]
+        for page in ("1", "0")
+    )
+    for (results, counts), (expected, _) in zip(with_page, without, strict=True):
+        assert results == expected
+        for kind, row in zip(Kind, KINDS, strict=True):
+            assert (counts[str(kind)] > 10) == row.by_all, kind
+
+
+def _rows_that_change() -> Counter[str]:
+    """One rank gathers another number of rows now and then: on the others the request is the same object."""
+    hvd.init()
+    size = hvd.size()
+    with _Counted() as counts:
+        for step in range(60):
+            rows = step // 7 % 3 if hvd.rank() == 0 else 2
+            found = hvd.allgather(np.full((rows, 2), hvd.rank()), name="a")
+            assert found.shape == (step // 7 % 3 + 2 * (size - 1), 2)
+            assert (found == np.repeat(np.arange(size), [step // 7 % 3, *[2] * (size - 1)])[:, None]).all()
+    hvd.shutdown()
+    return counts
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_that_change_on_another_rank_are_noticed(count: int) -> None:
+    for outcome in process_ranks(count, _rows_that_change):
+        assert outcome.result()["done"] > 15
 
 
 def _mixed(seed: int) -> Counter[str]:

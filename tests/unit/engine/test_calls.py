@@ -30,9 +30,12 @@ class Rank:
             size=2,
             names=64,
             slot_bytes=1024,
-            call=SimpleNamespace(outcome=native.CALL_REFUSED, calls=1),
-            allreduce=lambda *arguments: meanwhile(self),
-            news_of_call=lambda: [(1, False, 1.0), (0, True, 2.0)],
+            rank=0,
+            call=SimpleNamespace(outcome=native.CALL_REFUSED),
+            calls=1,
+            run=lambda *arguments: meanwhile(self),
+            report=lambda: (2, self.page.calls, 10**9, 2 * 10**9, 1, 0, 10**9, 2 * 10**9, 10**9),
+            forget_call=lambda: None,
             adopt=self._adopt,
         )
         self.is_left = False
@@ -155,6 +158,6 @@ def test_batches_count_calls() -> None:
     rank = Rank(lambda rank: native.CALL_DONE)
     rank.observer.subscribe(lambda work: numbers.append(work.number))
     rank.replica.batches = 4
-    for rank.page.call.calls in (1, 2):
+    for rank.page.calls in (1, 2):
         assert rank.calls.run(rank.entry())
     assert numbers == [5, 6]

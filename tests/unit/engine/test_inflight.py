@@ -14,7 +14,7 @@ import pytest
 from hvdlite.engine.inflight import InFlight
 from hvdlite.errors import DuplicateName, HorovodInternalError
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.messages import BARRIER_NAME, Kind, Request
 from hvdlite.net.wake import Bell
 from hvdlite.ops import GroupHandle, abandon
 from hvdlite.tensors.buffer import address_of
@@ -127,6 +127,17 @@ def test_the_next_call_of_an_abandoned_name_is_submitted_when_that_is_done(in_fl
     abandon(GroupHandle((second,)))
     in_flight.submit_all((third,))
     for each in (first, second, third):
+        assert in_flight.take_new() == [each]
+        in_flight.finish((each,))
+    assert not in_flight
+
+
+def test_barriers_of_several_threads_run_one_after_the_other(in_flight: InFlight) -> None:
+    barriers = [entry(BARRIER_NAME) for _ in range(3)]
+    for each in barriers:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(in_flight.submit, each).result()
+    for each in barriers:
         assert in_flight.take_new() == [each]
         in_flight.finish((each,))
     assert not in_flight
