@@ -98,13 +98,13 @@ class Call(ctypes.Structure):
         ("outcome", c_int32),
         ("news_count", c_int32),
         ("number", c_uint64),
-        ("begun_ns", c_int64),
-        ("done_ns", c_int64),
+        ("begun_at", c_double),
+        ("done_at", c_double),
         ("first_rank", c_int32),
         ("last_rank", c_int32),
-        ("first_ns", c_int64),
-        ("last_ns", c_int64),
-        ("others_ns", c_int64),
+        ("first_at", c_double),
+        ("last_at", c_double),
+        ("late_s", c_double),
     )
 
 

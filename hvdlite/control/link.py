@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hvdlite.control.inbox import Inbox
-from hvdlite.control.page import Page
+from hvdlite.control.page import Page, PageOffer
 from hvdlite.negotiation.messages import End
 from hvdlite.negotiation.wire import Message
 
@@ -59,10 +59,13 @@ class ControlLink(ABC):
 
 
 class SoloLink(ControlLink):
-    """The link of a job of one rank, which has no peers."""
+    """The link of a job of one rank, which has no peers, and a page if there is an ``offer``."""
 
-    def __init__(self) -> None:
+    def __init__(self, offer: PageOffer | None) -> None:
         self.inbox = Inbox()
+        if offer is not None:
+            self.page = Page(offer.take(), 0, 1, offer.names)
+            self.inbox.use(self.page)
 
     def send(self, message: Message) -> None:
         pass
@@ -72,3 +75,5 @@ class SoloLink(ControlLink):
 
     def close(self) -> None:
         self.inbox.close()
+        if self.page is not None:
+            self.page.close()

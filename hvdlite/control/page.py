@@ -26,7 +26,7 @@ MAX_RANKS: Final = 250  # so many descriptors, and a few more, fit into one mess
 News = tuple[int, bool, float]
 """A rank, whether it was the last one to submit some tensor, and when it submitted, on the monotonic clock."""
 
-CallReport: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+CallReport: TypeAlias = tuple[int, int, float, float, int, int, float, float, float]
 """The fields of `native.Call` from ``news_count`` on."""
 
 ABORTED: Final = -1
@@ -39,7 +39,7 @@ _ALL_SLOTS_BYTES: Final = 512 << 10
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
 _pack_call: Final = struct.Struct("=QQQQIIi").pack_into  # from `version` to `outcome`
-_unpack_report: Final[Callable[[Any, int], Any]] = struct.Struct("=iQqqiiqqq").unpack_from  # the rest
+_unpack_report: Final[Callable[[Any, int], Any]] = struct.Struct("=iQddiiddd").unpack_from  # the rest
 _ASKED_AT: Final = native.Call.version.offset
 _REPORT_AT: Final = native.Call.news_count.offset
 
@@ -114,8 +114,8 @@ class Page:
         self._bells = list(fds[1:])
         self.bell = self._bells[rank]
         self._words = np.zeros(-(-names // 64), np.uint64)
-        self._of_turn = _NewsBuffer(size if rank == 0 else 0)
-        self._of_call = _NewsBuffer(size if rank == 0 else 0)
+        self._of_turn = _NewsBuffer(size if rank == 0 and size > 1 else 0)
+        self._of_call = _NewsBuffer(size if rank == 0 and size > 1 else 0)
         self.call = native.Call(news=self._of_call.address)
         self._call_at = ctypes.addressof(self.call)
         self._decision = native.Decision()
@@ -202,16 +202,11 @@ class Page:
         """Runs a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
 
         Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE` or
-        `native.CALL_LEFT`; also in ``call.outcome``, until `forget_call`. ``recipe`` is the address of a
-        `native.Recipe`.
+        `native.CALL_LEFT`; also in ``call.outcome``. ``recipe`` is the address of a `native.Recipe`.
         """
         _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
         outcome: int = self._run_call(self.handle, self._call_at)
         return outcome
-
-    def forget_call(self) -> None:
-        """Sets ``call.outcome`` to `native.CALL_REFUSED`."""
-        self.call.outcome = native.CALL_REFUSED
 
     def report(self) -> CallReport:
         """Returns what is to be known about a call that is done."""

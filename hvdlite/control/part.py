@@ -35,13 +35,13 @@ class ControlPart(Part[ControlLink]):
     def bind(self) -> Address:
         members = self._membership
         leader, *others = members.on_this_host
-        if members.size == 1 or members.rank != leader:
+        if members.rank != leader:
             return ["", ""]
+        if _has_page(members, self._options):
+            self._offer = PageOffer(members.size, self._options.cache_capacity)
+            self._undo.callback(self._offer.close)
         if others:
             self._listener = self._undo.enter_context(LocalListener(members.key_for("listener")))
-            if _has_page(members, self._options):
-                self._offer = PageOffer(members.size, self._options.cache_capacity)
-                self._undo.callback(self._offer.close)
         if not members.is_one_host:
             self._across = (ZmqRootLink if leader == 0 else ZmqLeafLink)(members, self._options)
             self._undo.callback(self._across.close)
@@ -51,7 +51,7 @@ class ControlPart(Part[ControlLink]):
         members, across = self._membership, self._across
         leader = members.on_this_host[0]
         if members.size == 1:
-            return SoloLink()
+            return SoloLink(self._offer)
         within = UnixLink(members, self._options)
         self._undo.callback(within.close)
         if members.rank != leader:

@@ -25,11 +25,11 @@ from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.kinds import KINDS
-from hvdlite.negotiation.replica import Replica, Work
-from hvdlite.negotiation.rows import Rows
+from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
 
-_MOST_REPORTS: Final = 256  # before a turn takes them
+_QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for the last rank, does not matter
+_TELL_S: Final = 0.1  # the decider hears of calls at least as often
 
 
 class _Prepared(NamedTuple):
@@ -39,14 +39,12 @@ class _Prepared(NamedTuple):
     recipe: Recipe | None = None
     recipe_at: int = 0
     nbytes: int = 0  # to put into the page
-    rows: tuple[Rows, ...] = ()
 
 
 class Calls:
     """The short way of one group on this rank, which has ``page``.
 
-    ``is_idle`` returns whether no batch is queued, ``called`` counts a call at the decider, and ``wake`` wakes the
-    coordinator.
+    ``called`` is `PageDecider.called`, and ``wake`` wakes the coordinator.
     """
 
     def __init__(
@@ -55,8 +53,7 @@ class Calls:
         in_flight: InFlight,
         replica: Replica,
         observer: Observer,
-        is_idle: Callable[[], bool],
-        called: Callable[[int, Arrival, float], None],
+        called: Callable[[int, Arrival, float, int], None],
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -64,12 +61,15 @@ class Calls:
         self._replica = replica
         self._known = replica.cache.known
         self._observer = observer
-        self._is_idle = is_idle
         self._called = called
         self._wake = wake
         self._prepared: dict[str, _Prepared] = {}
         self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
-        self._reports: deque[tuple[int, Arrival, float]] = deque()
+        self._has_begun = False  # it has asked the page
+        # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
+        self._reports: deque[tuple[int, Arrival, float, int]] = deque()
+        self._ran = self._steps = 0
+        self._done_at = self._told_at = 0.0
 
     def run(self, entry: Entry[Any]) -> bool:
         """Runs ``entry``. False if it must be submitted in the usual way; else it is in flight, or done."""
@@ -82,18 +82,21 @@ class Calls:
         if prepared is None or prepared.known is not known:
             prepared = self._prepare(known)
         recipe = prepared.recipe
-        if recipe is None or not (in_flight.is_idle and self._is_idle()) or not is_intact(entry):
+        if recipe is None or self._observer.agreed or not is_intact(entry):
             return False
         batches = replica.batches
         owner = entry.owner  # keeps the memory, even if the end of the group finishes the entry
         target, output = entry.target, None
         if entry.allocate is not None:
+            if in_flight:
+                return False
             output, target = entry.allocate(recipe.shape, recipe.rows)
         try:
             if self._current.setdefault(None, entry) is not entry:
                 return False
             entry.caller = threading.get_ident()
-            if in_flight.enter(entry):
+            if in_flight.enter_alone(entry):
+                self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
                 if outcome == native.CALL_LEFT:
@@ -134,8 +137,7 @@ class Calls:
             nbytes = [has_tensor * definition.of_rank(rank).nbytes for rank in range(page.size)]
             recipe = recipe_of(request, definition.rows, page.size, page.rank)
             if recipe is not None and max(nbytes) <= page.slot_bytes:
-                place = ctypes.addressof(recipe.native)
-                prepared = _Prepared(known, recipe, place, nbytes[page.rank], (definition.rows,))
+                prepared = _Prepared(known, recipe, ctypes.addressof(recipe.native), nbytes[page.rank])
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
         self._prepared[request.name] = prepared
@@ -144,25 +146,18 @@ class Calls:
     def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it."""
         page, observer = self._page, self._observer
-        news, number, begun_ns, done_ns, first, last, first_ns, last_ns, others_ns = page.report()
-        work = Work((entry,), prepared.rows, batches + number, entry.nbytes)
-        work.sent_at = begun_ns / 1e9
-        work.agreed_at = work.moved_at = now = done_ns / 1e9
+        news, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
         arrival: Arrival | None
         if news == page.size and observer.arrival is None:  # as usual, at the root
-            arrival = first, first_ns / 1e9, last, last_ns / 1e9, (last_ns - others_ns) / 1e9
-            observer.late(arrival)
+            arrival = first, first_at, last, last_at, late_s
         else:
             for rank, was_last, at in page.news_of_call(news):
                 observer.arrived(rank, was_last, at)
             arrival = observer.arrival
-            observer.decided()
-        work.arrival = arrival
+            observer.arrival = None
         if arrival is not None:
-            self._reports.append((prepared.known.bit, arrival, now))
-            if len(self._reports) == _MOST_REPORTS:
-                self._wake()
-        observer.called(work)
+            self._tell(1 << prepared.known.bit, arrival, done_at)
+        observer.called(batches + number, entry, begun_at, done_at, arrival)
         if entry.allocate is not None and prepared.recipe is not None:
             entry.output, entry.rows = output, prepared.recipe.rows
             entry.allocate = None
@@ -172,6 +167,23 @@ class Calls:
         entry.is_done = True
         self._release(entry)
 
+    def _tell(self, bits: int, arrival: Arrival, done_at: float) -> None:
+        """Lets a turn tell the decider of the root about a call; only about some, while calls follow at once."""
+        _, first_at, _, _, late_s = arrival
+        is_quiet = late_s < _QUIET_S and first_at - self._done_at < _QUIET_S
+        self._done_at = done_at
+        if is_quiet and done_at - self._told_at < _TELL_S:
+            if bits & self._ran:
+                self._ran = 0
+                self._steps += 1
+            self._ran |= bits
+            return
+        self._reports.append((bits, arrival, done_at, self._steps))
+        self._steps = self._ran = 0
+        if done_at - self._told_at >= _TELL_S:
+            self._told_at = done_at
+            self._wake()
+
     def _report(self) -> None:
         """Tells the decider of the root, in a turn, about calls."""
         with suppress(IndexError):
@@ -180,12 +192,12 @@ class Calls:
 
     def _release(self, entry: Entry[Any]) -> None:
         if self._current.get(None) is entry:
-            self._page.forget_call()
+            self._has_begun = False
             self._current.pop(None, None)
 
     def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
         if self._current.get(None) is entry:
-            outcome = self._page.call.outcome
+            outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
                 self._finish(entry, prepared, batches, output)
             elif outcome == native.CALL_REFUSED:

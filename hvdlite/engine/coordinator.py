@@ -70,13 +70,15 @@ class Coordinator:
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self.calls: Calls | None = None
-        if isinstance(self.decider, PageDecider) and planes[CPU.kind].name == "shm":  # it adds in the same order
+        if isinstance(self.decider, PageDecider) and planes[CPU.kind].name in (
+            "shm",
+            "local",
+        ):  # they add in the same order
             self.calls = Calls(
                 self.decider.page,
                 in_flight,
                 self._replica,
                 observer,
-                lambda: not executor.backlog,
                 self.decider.called,
                 link.inbox.wake.set,
             )

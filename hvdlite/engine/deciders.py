@@ -223,9 +223,9 @@ class RootDecider(Decider):
         """What has arrived since the last decision."""
         return self._observer.arrival
 
-    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> None:
-        """Tells the watch for late ranks about a decision to run ``bits``."""
-        named = self._stragglers.ran(generation, bits, arrival, now)
+    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float, steps: int = 0) -> None:
+        """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
+        named = self._stragglers.ran(generation, bits, arrival, now, steps)
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
@@ -397,10 +397,10 @@ class PageDecider(Decider):
             elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return
 
-    def called(self, bit: int, arrival: Arrival, now: float) -> None:
-        """Tells the root's watch for late ranks about a call that has run the tensor of ``bit``."""
+    def called(self, bits: int, arrival: Arrival, now: float, steps: int) -> None:
+        """Tells the root's watch for late ranks about a call that has run ``bits``, after ``steps`` without waits."""
         if self._root is not None:
-            self._root.ran(self._generation, 1 << bit, arrival, now)
+            self._root.ran(self._generation, bits, arrival, now, steps)
 
     def lost(self) -> None:
         self.page.abort()

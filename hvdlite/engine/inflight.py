@@ -53,22 +53,25 @@ class InFlight:
         """True if anything is in flight."""
         return bool(self._by_name)
 
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing is in flight, new entries are accepted, and nobody keeps their times."""
-        return not (self._by_name or self._new or self._deferred or self._error or self.keeps_times)
+    def enter_alone(self, entry: Entry) -> bool:
+        """Puts ``entry`` in flight without submitting it.
 
-    def enter(self, entry: Entry) -> bool:
-        """Puts ``entry`` in flight without submitting it. False if its name is in use, or the group has ended."""
-        if self._by_name.setdefault(entry.name, entry) is not entry:
+        False if anything is in flight, new entries are refused, or somebody keeps their times.
+        """
+        by_name = self._by_name
+        if by_name or self._new or self._deferred or self._error or self.keeps_times:
             return False
-        if self._error is not None:
-            self._withdraw((entry,))
-        return self._error is None
+        if by_name.setdefault(entry.name, entry) is not entry:
+            return False
+        if self._error is None:
+            return True
+        self._withdraw((entry,))
+        return False
 
     def withdraw(self, entry: Entry) -> None:
-        """Undoes `enter`."""
-        self._withdraw((entry,))
+        """Undoes `enter_alone`."""
+        if self._by_name.get(entry.name) is entry:
+            self._by_name.pop(entry.name, None)
         if self._deferred:
             self._wake()
 

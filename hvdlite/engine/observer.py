@@ -62,6 +62,11 @@ Subscriber = Callable[[Work], None]
 """Called with each batch when it is done, in the thread that finishes it, before its waiters wake. Must not block."""
 
 
+OnCall = Callable[[int, Entry, float, float, "Arrival | None"], None]
+"""Called in place of a `Subscriber` with a batch that a thread ran in one call, for which it makes no `Work`: number,
+entry, when the call began, when it was done, and what had arrived. Must not block, and must not raise."""
+
+
 class Observer:
     """The observer of one group on this rank.
 
@@ -89,7 +94,7 @@ class Observer:
         self._late_s = [0.0] * len(leader_of)
         self._batches = 0
         self._moved_s = self._waited_s = self._unagreed_s = self._done_at = 0.0
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: tuple[tuple[Subscriber, OnCall | None], ...] = ()
         self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
 
     def arrived(self, rank: int, was_last: bool, now: float) -> None:
@@ -115,11 +120,6 @@ class Observer:
             self._late_s[arrival[2]] += arrival[4]  # adds 0 if the last rank is UNKNOWN
             self.arrival = None
             self.missing = UNKNOWN
-
-    def late(self, arrival: Arrival) -> None:
-        """Records on the root a decision with all that has arrived for it."""
-        self._late_s[arrival[2]] += arrival[4]
-        self.missing = UNKNOWN
 
     def found(self, finding: Finding) -> None:
         """Shows ``finding`` to the user, as a warning unless `on_finding` shows it."""
@@ -149,15 +149,23 @@ class Observer:
         if self._subscribers:
             self._publish(work)
 
-    def called(self, work: Work) -> None:
-        """Records a batch that a thread has run in one call, in which it waited from ``work.sent_at`` on."""
-        work.done_at = self._done_at = now = work.moved_at
-        work.waited_s = waited_s = now - work.sent_at
-        work.tensors = 1
+    def called(self, number: int, entry: Entry, begun_at: float, done_at: float, arrival: Arrival | None) -> None:
+        """Records batch ``number``, of one entry, which a thread ran in one call: it waited from ``begun_at`` on."""
+        self._done_at = done_at
+        waited_s = done_at - begun_at
         self._waited_s += waited_s
         self._unagreed_s += waited_s
         self._batches += 1
-        for subscriber in self._subscribers:  # an error may come from a signal handler, so it is the caller's
+        if arrival is not None:
+            self._late_s[arrival[2]] += arrival[4]  # adds 0 if the last rank is UNKNOWN
+            self.missing = UNKNOWN
+        for subscriber, on_call in self._subscribers:  # an error may come from a signal handler: it is the caller's
+            if on_call is not None:
+                on_call(number, entry, begun_at, done_at, arrival)
+                continue
+            work = Work((entry,), ((),), number, entry.nbytes)
+            work.tensors, work.arrival, work.waited_s = 1, arrival, waited_s
+            work.sent_at, work.agreed_at, work.moved_at, work.done_at = begun_at, done_at, done_at, done_at
             subscriber(work)
 
     def refused(self) -> None:
@@ -180,7 +188,7 @@ class Observer:
         return max(0.0, now - since), max(0.0, min(until, now) - since)
 
     def _publish(self, work: Work) -> None:
-        for subscriber in self._subscribers:
+        for subscriber, _ in self._subscribers:
             try:
                 subscriber(work)
             except Exception:
@@ -189,15 +197,15 @@ class Observer:
 
     # ---- for any thread
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Calls ``subscriber`` with each batch from now on, until it raises."""
+    def subscribe(self, subscriber: Subscriber, on_call: OnCall | None = None) -> None:
+        """Calls ``subscriber`` with each batch from now on, until it raises; or ``on_call``, see there."""
         with self._subscribing:
-            self._subscribers += (subscriber,)
+            self._subscribers += ((subscriber, on_call),)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Stops calling ``subscriber``. A call that has begun may still run when this returns."""
         with self._subscribing:
-            self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+            self._subscribers = tuple(each for each in self._subscribers if each[0] is not subscriber)
 
     def keep_times(self, keeps: bool) -> None:
         """Turns the times of entries and batches that only a timeline needs on or off; see `InFlight`."""

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -48,7 +48,9 @@ from hvdlite.blackbox.format import (
 from hvdlite.blackbox.format import Phase as Phase
 from hvdlite.engine.observer import Observer, State
 from hvdlite.metrics.table import BATCHES
-from hvdlite.negotiation.delays.arrival import NO_ARRIVAL, UNKNOWN
+from hvdlite.negotiation.delays.arrival import NO_ARRIVAL, UNKNOWN, Arrival
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Request
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
@@ -105,7 +107,7 @@ class Recorder:
         """Records the batches of a group, ``ranks`` of the process set of this number, from now on."""
         self.account.watch(number, observer, ranks, time.monotonic())
         if self._memory is not None:
-            observer.subscribe(partial(self._record, number))
+            observer.subscribe(partial(self._record, number), partial(self._record_call, number))
             observer.on_finding = self._publish
 
     @property
@@ -147,29 +149,51 @@ class Recorder:
                 self._look_for_end(memory)
 
     def _record(self, group: int, work: Work) -> None:
+        times = work.sent_at, work.agreed_at, work.moved_at, work.done_at, work.waited_s
+        self._write(group, work.number, work.tensors, work.nbytes, *times, work.arrival, work.entries[0].request)
+
+    def _record_call(
+        self, group: int, number: int, entry: Entry, begun_at: float, done_at: float, arrival: Arrival | None
+    ) -> None:
+        times = begun_at, done_at, done_at, done_at, done_at - begun_at
+        self._write(group, number, 1, entry.nbytes, *times, arrival, entry.request)
+
+    def _write(
+        self,
+        group: int,
+        number: int,
+        tensors: int,
+        nbytes: int,
+        sent_at: float,
+        agreed_at: float,
+        moved_at: float,
+        done_at: float,
+        waited_s: float,
+        arrival: Arrival | None,
+        first: Request,
+    ) -> None:
         memory = self._memory
         if memory is None:  # closed, although this batch had not ended
             return
         index = next(self._indices)
-        _, _, last_rank, _, late_s = work.arrival or NO_ARRIVAL
-        first = work.entries[0]
+        _, _, last_rank, _, late_s = arrival or NO_ARRIVAL
         RECORD.pack_into(
             memory,
             RECORDS_AT + index % RECORDS * RECORD.size,
             index,
             group,
-            work.number,
-            work.tensors,
-            work.nbytes,
-            work.sent_at,
-            work.agreed_at,
-            work.moved_at,
-            work.done_at,
-            work.waited_s,
+            number,
+            tensors,
+            nbytes,
+            sent_at,
+            agreed_at,
+            moved_at,
+            done_at,
+            waited_s,
             last_rank,
             late_s,
-            first.request.kind,
-            first.name.encode(errors="replace")[:NAME_BYTES],
+            first.kind,
+            _encoded(first.name),
             index,
         )
 
@@ -224,6 +248,11 @@ class Recorder:
             _shorten(groups, stack, names, alive)
             text = json.dumps(note).encode()
         write_text(memory, NOTE, NOTES_AT + number % 2 * NOTE.size, number, text, now)
+
+
+@lru_cache(maxsize=1024)
+def _encoded(name: str) -> bytes:
+    return name.encode(errors="replace")[:NAME_BYTES]
 
 
 _Listed = tuple[Sequence[int], int, list[tuple[int, str]]]

@@ -192,7 +192,8 @@ typedef struct {
 // with it. DONE: it has run.
 enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 
-// A call of a thread whose rank had nothing in flight when the page had `version`. Times are of the monotonic clock.
+// A call of a thread whose rank had nothing in flight when the page had `version`. Times are seconds of the
+// monotonic clock.
 typedef struct {
   hvd_news* news;  // null, or room for one of each rank
   uint64_t version;
@@ -205,14 +206,14 @@ typedef struct {
   // Of a call that is DONE.
   int32_t news_count;
   uint64_t number;  // it counts this rank's calls that were done, from 1
-  int64_t begun_ns;
-  int64_t done_ns;
-  // If there are news of all ranks: the first and the last of them, and when the last rank but one came.
+  double begun_at;
+  double done_at;
+  // If there are news of all ranks: the first and the last of them, and how long after all others the last one came.
   int32_t first_rank;
   int32_t last_rank;
-  int64_t first_ns;
-  int64_t last_ns;
-  int64_t others_ns;
+  double first_at;
+  double last_at;
+  double late_s;
 } hvd_call;
 
 // The address of the version, which changes with everything that a rank publishes or decides, until hvd_page_free.

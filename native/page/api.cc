@@ -111,17 +111,19 @@ constexpr int64_t kCallNs = 2'000'000;  // the longest call: the main thread run
 
 int32_t take_news(hvd_page* page, hvd_news* news) { return news == nullptr ? 0 : page->agreement->take_news(news); }
 
+double seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
+
 void note(hvd_page* page, hvd_call* call) {
   call->number = ++page->calls;
-  call->done_ns = hvd::monotonic_ns();
+  call->done_at = seconds(hvd::monotonic_ns());
   const int32_t count = call->news_count = take_news(page, call->news);
   if (count < 2 || count < page->page.geometry().size) return;
   const hvd_news &first = call->news[0], &last = call->news[count - 1];
   call->first_rank = first.rank;
   call->last_rank = last.rank;
-  call->first_ns = first.at_ns;
-  call->last_ns = last.at_ns;
-  call->others_ns = call->news[count - 2].at_ns;
+  call->first_at = seconds(first.at_ns);
+  call->last_at = seconds(last.at_ns);
+  call->late_s = seconds(last.at_ns - call->news[count - 2].at_ns);
 }
 
 // Waits until all ranks carry `name`. False if a turn must go on.
@@ -253,7 +255,7 @@ int32_t hvd_page_call(hvd_page* page, hvd_call* call) {
     ++page->version;
     if (await(page, call->name, begun_ns)) {
       page->collect(call->out, *call->recipe);
-      call->begun_ns = begun_ns;
+      call->begun_at = seconds(begun_ns);
       note(page, call);
       outcome = HVD_CALL_DONE;
     } else {

@@ -153,9 +153,13 @@ class StragglerWatch:
         self._named: int | None = None  # the rank named last, how often it was late by then, and when it was named
         self._named_times, self._named_at = 0, 0.0
 
-    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> Straggler | None:
-        """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``. Returns the rank to name, if any."""
+    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float, steps: int = 0) -> Straggler | None:
+        """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``. Returns the rank to name, if any.
+
+        ``steps`` came before it, without waits and pauses, of which this watch has not heard.
+        """
         named = None
+        self._steps += steps
         if generation != self._generation:
             self._generation = generation
             self._ran = 0

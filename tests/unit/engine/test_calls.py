@@ -34,11 +34,12 @@ class Rank:
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,
             run=lambda *arguments: meanwhile(self),
-            report=lambda: (2, self.page.calls, 10**9, 2 * 10**9, 1, 0, 10**9, 2 * 10**9, 10**9),
-            forget_call=lambda: None,
+            times=(1.0, 2.0),
+            report=self._report,
             adopt=self._adopt,
         )
         self.is_left = False
+        self.told: list[tuple[Any, ...]] = []
         self.wake = Mock()
         self.in_flight = InFlight(self.wake)
         self.replica = Replica(0, self.in_flight)
@@ -46,12 +47,16 @@ class Rank:
         self.replica.cache.remember(3, self.request, ())
         self.observer = Observer(self.in_flight, [0, 1])
         self.calls = Calls(
-            self.page, self.in_flight, self.replica, self.observer, lambda: True, lambda *report: None, self.wake
+            self.page, self.in_flight, self.replica, self.observer, lambda *told: self.told.append(told), self.wake
         )
 
     def _adopt(self) -> bool:
         is_left, self.is_left = self.is_left, False
         return is_left
+
+    def _report(self) -> tuple[Any, ...]:
+        first_at, last_at = self.page.times
+        return 2, self.page.calls, first_at, last_at, 1, 0, first_at, last_at, last_at - first_at
 
     def entry(self) -> Entry[Any]:
         array = np.ones(3, np.float32)
@@ -151,6 +156,27 @@ def test_an_interrupted_call_that_a_turn_has_taken_over_stays_in_flight() -> Non
         rank.calls.run(entry)
     assert rank.in_flight.all() == [entry]
     assert rank.replica.by_bit == {3: entry}
+
+
+def test_the_decider_hears_at_once_of_calls_that_follow_at_once() -> None:
+    rank = Rank(lambda rank: native.CALL_DONE)
+
+    def call(first_at: float, late_s: float) -> None:
+        rank.page.times = (first_at, first_at + late_s)
+        assert rank.calls.run(rank.entry())
+
+    for number in range(5):
+        call(1.0 + number * 1e-4, 1e-5)
+    rank.calls.settle()
+    assert rank.told == [(8, (1, 1.0, 0, pytest.approx(1.00001), pytest.approx(1e-5)), pytest.approx(1.00001), 0)]
+    for first_at, late_s in (1.0005, 1e-5), (1.0006, 0.02), (1.5, 1e-5), (1.5001, 1e-5), (1.6, 1e-5):
+        call(first_at, late_s)
+    rank.calls.settle()
+    assert [(arrival[1], arrival[4], steps) for _, arrival, _, steps in rank.told[1:]] == [
+        (1.0006, pytest.approx(0.02), 4),  # the others waited
+        (1.5, pytest.approx(1e-5), 0),  # after a pause
+        (1.6, pytest.approx(1e-5), 0),
+    ]
 
 
 def test_batches_count_calls() -> None:

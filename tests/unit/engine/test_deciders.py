@@ -203,7 +203,7 @@ def test_a_straggler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     root.submit("a", 2, now=3.0)
     assert root.names(4.0) == ["a"]
     assert root.found == [Finding("straggler", "rank 2 is late", {"rank": 2})]
-    assert seen == [(0, 1, (0, 1.0, 2, 3.0, 2.0), 4.0)]
+    assert seen == [(0, 1, (0, 1.0, 2, 3.0, 2.0), 4.0, 0)]
 
 
 # ---- the end

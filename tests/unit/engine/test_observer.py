@@ -200,10 +200,10 @@ def test_who_subscribes_while_another_is_removed_hears_of_all_that_follows(job: 
     told: list[int] = []
     late = threading.Thread(target=job.observer.subscribe, args=[lambda work: told.append(work.number)])
 
-    class Subscribers(tuple[Callable[[Work], None], ...]):
+    class Subscribers(tuple[tuple[Callable[[Work], None], None], ...]):
         """Starts ``late`` when it is read to be replaced, and lets it finish unless it is kept out meanwhile."""
 
-        def __iter__(self) -> Iterator[Callable[[Work], None]]:
+        def __iter__(self) -> Iterator[tuple[Callable[[Work], None], None]]:
             if failed:
                 late.start()
                 if not job.observer._subscribing.locked():
@@ -216,7 +216,7 @@ def test_who_subscribes_while_another_is_removed_hears_of_all_that_follows(job: 
         failed.append(work.number)
         raise RuntimeError("disk full")
 
-    job.observer._subscribers = Subscribers([fail])
+    job.observer._subscribers = Subscribers([(fail, None)])
     first, second = job.decide(1, 1)
     job.run(first)
     late.join()

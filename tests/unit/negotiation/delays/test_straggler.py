@@ -33,17 +33,17 @@ class Job:
         self.reduce(GRADIENT, late_s)
         self.reduce(BARRIER, {})
 
-    def reduce(self, bits: int, late_s: dict[int, float], generation: int = 0) -> None:
-        """All ranks submit ``bits``, or what has no name if there are none."""
+    def reduce(self, bits: int, late_s: dict[int, float], generation: int = 0, before: int = 0) -> None:
+        """All ranks submit ``bits``, or what has no name if there are none, after so many steps ``before``."""
         began, order = self.now, sorted(range(self.size), key=lambda rank: late_s.get(rank, 0.0))
         for rank in order:
             self.now = began + late_s.get(rank, 0.0)
             self.observer.arrived(rank, rank == order[-1], self.now)
-        self.decide(bits, generation)
+        self.decide(bits, generation, before)
 
-    def decide(self, bits: int, generation: int = 0) -> None:
+    def decide(self, bits: int, generation: int = 0, before: int = 0) -> None:
         """The root lets them run."""
-        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now):
+        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, before):
             self.warnings.append(named.text)
             self.named.append(named.facts)
         self.observer.arrival = None
@@ -75,6 +75,18 @@ def test_the_gradients_of_one_backward_are_one_step() -> None:
             job.now += 0.005
             job.reduce(1 << gradient, {1: 0.02})
     assert job.warnings == []
+
+
+def test_steps_that_came_before_are_counted() -> None:
+    told = []
+    for before in (0, 9):
+        job = Job(2)
+        for _ in range(30):
+            job.now += STEP_S
+            job.reduce(GRADIENT, {1: 0.1}, before=before)
+        told.append(job.named[0])
+    assert told[1]["steps"] == 10 * told[0]["steps"]
+    assert told[1]["late_s"] == pytest.approx(told[0]["late_s"] / 10)
 
 
 def test_a_wait_while_others_go_on_is_counted_from_the_last_that_they_said() -> None:
