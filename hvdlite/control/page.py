@@ -34,7 +34,7 @@ BUSY: Final = -2
 _NONE: Final = {native.ABORTED: ABORTED, native.BUSY: BUSY}
 _DAMAGED: Final = "a rank of this host has damaged the memory in which ranks agree"
 _WORD: Final = 8  # bytes
-_SLOT_BYTES: Final = 16 << 10
+_SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its two milliseconds
 _ALL_SLOTS_BYTES: Final = 512 << 10
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
@@ -136,6 +136,7 @@ class Page:
         self._is_closed = False
         self._version = library.hvd_page_version(handle).contents
         self._run_call = native.library().hvd_page_call
+        self._resume_call = native.library().hvd_page_resume
 
     def submit(self, bits: int, blank_bits: int) -> bool:
         """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
@@ -201,11 +202,17 @@ class Page:
     def run(self, version: int, bit: int, source: int, target: int, nbytes: int, recipe: int) -> int:
         """Runs a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
 
-        Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE` or
-        `native.CALL_LEFT`; also in ``call.outcome``. ``recipe`` is the address of a `native.Recipe`.
+        Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE`, or
+        `native.CALL_LEFT`, or a larger number: a ticket for `resume`. ``call.outcome`` is one of the three, LEFT for a
+        ticket. ``recipe`` is the address of a `native.Recipe`.
         """
         _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
         outcome: int = self._run_call(self.handle, self._call_at)
+        return outcome
+
+    def resume(self, ticket: int) -> int:
+        """Goes on with a call for up to 8 ms, as `run` does, unless a turn has taken it over."""
+        outcome: int = self._resume_call(self.handle, self._call_at, ticket)
         return outcome
 
     def report(self) -> CallReport:

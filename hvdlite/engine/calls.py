@@ -3,8 +3,9 @@
 A rank with nothing in flight can only wait for the tensor of this call, so no turn and no batch need to be made. The
 rank puts the bytes into the page before it submits the tensor; if all ranks do, each finds all the bytes there.
 
-The native call takes two milliseconds at most, because signal handlers do not run meanwhile. If the tensor has not run
-by then, or if another rank did not put its bytes into the page, the call is *left*: turns go on with its entry.
+The native call takes a few milliseconds at most, because signal handlers do not run meanwhile, and is then resumed. If
+the tensor has not run after a tenth of a second, or if another rank did not put its bytes into the page, the call is
+*left*: turns go on with its entry.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
 
+_MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and is told about stalls
 _QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for the last rank, does not matter
 _TELL_S: Final = 0.1  # the decider hears of calls at least as often
 
@@ -99,10 +101,16 @@ class Calls:
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
-                if outcome == native.CALL_LEFT:
-                    return True
+                resumed = 0
+                while outcome > native.CALL_LEFT and resumed < _MOST_RESUMED:
+                    resumed += 1
+                    outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
                     self._finish(entry, prepared, batches, output)
+                    return True
+                if outcome != native.CALL_REFUSED:
+                    if outcome != native.CALL_LEFT:
+                        self._wake()
                     return True
                 in_flight.withdraw(entry)
             self._release(entry)

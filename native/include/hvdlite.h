@@ -189,7 +189,7 @@ typedef struct {
 } hvd_recipe;
 
 // How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on
-// with it. DONE: it has run.
+// with it. DONE: it has run. Any larger number is a ticket: the call is left, but may be resumed.
 enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 
 // A call of a thread whose rank had nothing in flight when the page had `version`. Times are seconds of the
@@ -219,9 +219,12 @@ typedef struct {
 // The address of the version, which changes with everything that a rank publishes or decides, until hvd_page_free.
 HVD_API const uint64_t* hvd_page_version(hvd_page* page);
 
-// Agrees on a tensor and runs it, within 2 ms or not at all. Refused if the version has changed, or turns have not
-// applied all that they have decided. Returns the outcome.
-HVD_API int32_t hvd_page_call(hvd_page* page, hvd_call* call);
+// Agrees on a tensor and runs it. Returns within 2 ms, with the outcome or a ticket. Refused if the version has
+// changed, or turns have not applied all that they have decided.
+HVD_API int64_t hvd_page_call(hvd_page* page, hvd_call* call);
+
+// Goes on with a call that has returned `ticket`, for up to 8 ms; LEFT if a turn has taken it over.
+HVD_API int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket);
 
 // 1 if a call was left, with which this turn goes on.
 HVD_API int32_t hvd_page_adopt(hvd_page* page);

@@ -39,30 +39,43 @@ class Eventfds final : public Bells {
 }  // namespace hvd::page
 
 // Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is left keeps it
-// until a turn goes on with its tensor.
-enum class Holder : int32_t { kNobody, kTurn, kCall, kLeft };
+// until it is resumed or a turn goes on with its tensor.
+enum class Holder : uint64_t { kNobody, kTurn, kCall, kLeft };
 
 struct hvd_page {
   hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns)
       : bells_of_ranks(bells, size), spin{spin_ns, 0, 0}, inputs(static_cast<size_t>(size)) {}
 
-  bool take(Holder for_whom) {
-    Holder nobody = Holder::kNobody;
-    return holder.compare_exchange_strong(nobody, for_whom);
+  // The holder, behind the number of calls that have begun.
+  static constexpr int kHolderBits = 2;
+  static constexpr uint64_t kHolders = (1 << kHolderBits) - 1;
+
+  static Holder holder_in(uint64_t state) { return static_cast<Holder>(state & kHolders); }
+  static uint64_t with(uint64_t state, Holder holder) { return (state & ~kHolders) | static_cast<uint64_t>(holder); }
+
+  bool pass_on(Holder from, Holder to) {
+    uint64_t found = state;
+    return holder_in(found) == from && state.compare_exchange_strong(found, with(found, to));
+  }
+
+  bool begin_call() {
+    uint64_t found = state;
+    const uint64_t next = with(found, Holder::kCall) + (1 << kHolderBits);
+    return holder_in(found) == Holder::kNobody && state.compare_exchange_strong(found, next);
   }
 
   // For a turn. If a call holds the agreement, ends its wait, and has its thread take a turn afterwards.
   bool take_for_turn() {
-    if (!take(Holder::kTurn)) {
+    if (!pass_on(Holder::kNobody, Holder::kTurn)) {
       is_wanted = true;
       page.line(own).bell.increment();
       page.line(own).bell.wake();
-      if (!take(Holder::kTurn)) return false;  // the call may have ended before it saw that
+      if (!pass_on(Holder::kNobody, Holder::kTurn)) return false;  // the call may have ended before it saw that
     }
     is_wanted = false;
     return true;
   }
-  void give_back() { holder = Holder::kNobody; }
+  void give_back() { state = with(state, Holder::kNobody); }
 
   // Follows `recipe` for the oldest carried tensor that this rank has not read.
   hvd_status collect(void* out, const hvd_recipe& recipe) {
@@ -94,20 +107,22 @@ struct hvd_page {
   int32_t own = 0;
   std::unique_ptr<hvd::page::Agreement> agreement;
   std::vector<hvd::page::Submission> submissions;
-  std::atomic<Holder> holder{Holder::kNobody};
+  std::atomic<uint64_t> state{0};
   std::atomic<bool> is_wanted{false};
   std::atomic<bool> is_ringing{false};  // a call has given the agreement back, and rings this rank's bell
   // What calls depend on: it changes with everything that turns publish or decide, and with every call.
   std::atomic<uint64_t> version{0};
   std::atomic<bool> is_settled{false};  // turns have applied all that they have decided
   uint64_t calls = 0;                   // that are done
+  int64_t begun_ns = 0;                 // the latest call
   hvd_spin spin;                        // of calls
   std::vector<const void*> inputs;
 };
 
 namespace {
 
-constexpr int64_t kCallNs = 2'000'000;  // the longest call: the main thread runs no signal handler meanwhile
+// The longest call, and the longest when it is resumed: the main thread runs no signal handler meanwhile.
+constexpr int64_t kCallNs = 2'000'000, kResumedNs = 8'000'000;
 
 int32_t take_news(hvd_page* page, hvd_news* news) { return news == nullptr ? 0 : page->agreement->take_news(news); }
 
@@ -126,16 +141,19 @@ void note(hvd_page* page, hvd_call* call) {
   call->late_s = seconds(last.at_ns - call->news[count - 2].at_ns);
 }
 
-// Waits until all ranks carry `name`. False if a turn must go on.
-bool await(hvd_page* page, uint32_t name, int64_t start_ns) {
+enum class Wait { kDecided, kOver, kTimeout };
+
+// Waits until all ranks carry `name`, or a turn must go on. A call that `is_resumed` does not spin.
+Wait await(hvd_page* page, uint32_t name, bool is_resumed) {
   hvd::page::Agreement& agreement = *page->agreement;
-  const int64_t limit_ns = hvd::spin_ns(page->spin);
+  const int64_t start_ns = hvd::monotonic_ns(), until_ns = start_ns + (is_resumed ? kResumedNs : kCallNs);
+  const int64_t limit_ns = is_resumed ? 0 : hvd::spin_ns(page->spin);
   bool is_decided = false, is_over = false, may_spin = limit_ns > 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
-    if (agreement.next_carried(name, &is_decided, &is_over) != HVD_OK || is_over) return false;
-    if (is_decided) return true;
-    if (page->is_wanted || page->page.header().aborted.load() != 0) return false;
+    if (agreement.next_carried(name, &is_decided, &is_over) != HVD_OK || is_over) return Wait::kOver;
+    if (is_decided) return Wait::kDecided;
+    if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
     bool is_spin_enough = false;
     if (may_spin) {
       may_spin = false;
@@ -145,8 +163,39 @@ bool await(hvd_page* page, uint32_t name, int64_t start_ns) {
       hvd::note_wait(&page->spin, is_spin_enough);
     }
     if (is_spin_enough) continue;
-    if (hvd::monotonic_ns() - start_ns >= kCallNs) return false;
-    agreement.sleep(rung, start_ns + kCallNs);
+    if (hvd::monotonic_ns() >= until_ns) return Wait::kTimeout;
+    agreement.sleep(rung, until_ns);
+  }
+}
+
+// Gives back the agreement, and lets a turn go on if one is to.
+void end_call(hvd_page* page, hvd_call* call, int32_t outcome) {
+  const bool is_left = outcome == HVD_CALL_LEFT;
+  call->outcome = outcome;
+  const bool has_decision = page->agreement->arm();
+  page->is_ringing = true;
+  page->state = hvd_page::with(page->state, is_left ? Holder::kLeft : Holder::kNobody);
+  if (page->is_wanted.exchange(false) || has_decision || is_left) page->bells_of_ranks.ring(page->own);
+  page->is_ringing = false;
+}
+
+int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
+  switch (await(page, call->name, is_resumed)) {
+    case Wait::kTimeout: {  // a turn that wants the page from now on takes over the call, or ends it when it is resumed
+      call->outcome = HVD_CALL_LEFT;
+      const uint64_t ticket = hvd_page::with(page->state, Holder::kLeft);
+      page->state = ticket;
+      return static_cast<int64_t>(ticket);
+    }
+    case Wait::kDecided:
+      page->collect(call->out, *call->recipe);
+      call->begun_at = seconds(page->begun_ns);
+      note(page, call);
+      end_call(page, call, HVD_CALL_DONE);
+      return HVD_CALL_DONE;
+    default:
+      end_call(page, call, HVD_CALL_LEFT);
+      return HVD_CALL_LEFT;
   }
 }
 
@@ -239,43 +288,31 @@ hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages) {
 
 const uint64_t* hvd_page_version(hvd_page* page) { return reinterpret_cast<const uint64_t*>(&page->version); }
 
-int32_t hvd_page_call(hvd_page* page, hvd_call* call) {
-  if (!page->take(Holder::kCall)) return HVD_CALL_REFUSED;
+int64_t hvd_page_call(hvd_page* page, hvd_call* call) {
+  if (!page->begin_call()) return HVD_CALL_REFUSED;
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
-  Holder after = Holder::kNobody;
-  int32_t outcome = HVD_CALL_REFUSED;
   const bool may_carry = call->version == page->version && page->is_settled && agreement.is_open() &&
                          agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
                          call->bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
   const hvd::page::Submission submission = {call->name, 0, 1};
   if (may_carry && call->bytes > 0) std::memcpy(page->page.slot(page->own, agreement.carried()), call->in, call->bytes);
-  const int64_t begun_ns = hvd::monotonic_ns();
-  if (may_carry && agreement.submit(&submission, 1, begun_ns) == HVD_OK) {
-    ++page->version;
-    if (await(page, call->name, begun_ns)) {
-      page->collect(call->out, *call->recipe);
-      call->begun_at = seconds(begun_ns);
-      note(page, call);
-      outcome = HVD_CALL_DONE;
-    } else {
-      outcome = HVD_CALL_LEFT;
-      after = Holder::kLeft;
-    }
+  page->begun_ns = hvd::monotonic_ns();
+  if (!may_carry || agreement.submit(&submission, 1, page->begun_ns) != HVD_OK) {
+    end_call(page, call, HVD_CALL_REFUSED);
+    return HVD_CALL_REFUSED;
   }
-  call->outcome = outcome;
-  const bool has_decision = agreement.arm();
-  page->is_ringing = true;
-  page->holder = after;
-  if (page->is_wanted.exchange(false) || has_decision || after == Holder::kLeft) page->bells_of_ranks.ring(page->own);
-  page->is_ringing = false;
-  return outcome;
+  ++page->version;
+  return go_on(page, call, false);
 }
 
-int32_t hvd_page_adopt(hvd_page* page) {
-  Holder left = Holder::kLeft;
-  return page->holder.compare_exchange_strong(left, Holder::kNobody);
+int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket) {
+  uint64_t left = static_cast<uint64_t>(ticket);
+  if (!page->state.compare_exchange_strong(left, hvd_page::with(left, Holder::kCall))) return HVD_CALL_LEFT;
+  return go_on(page, call, true);
 }
+
+int32_t hvd_page_adopt(hvd_page* page) { return page->pass_on(Holder::kLeft, Holder::kNobody); }
 
 hvd_status hvd_page_collect(hvd_page* page, void* out, const hvd_recipe* recipe) { return page->collect(out, *recipe); }
 
@@ -319,9 +356,7 @@ void hvd_page_abort(hvd_page* page) {
 }
 
 void hvd_page_close(hvd_page* page) {
-  Holder left = Holder::kLeft;
-  while (!page->take_for_turn() && !page->holder.compare_exchange_strong(left, Holder::kTurn)) {
-    left = Holder::kLeft;
+  while (!page->take_for_turn() && !page->pass_on(Holder::kLeft, Holder::kTurn)) {
     sched_yield();  // until a call has seen that it is wanted; none begins after this
   }
   while (page->is_ringing) sched_yield();  // after this, the caller may close the bells

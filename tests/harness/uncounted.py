@@ -12,7 +12,7 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite import session
-from hvdlite.engine.inflight import InFlight
+from hvdlite.groups.group import Group
 from tests.harness.interrupts import At, Interrupt, raise_interrupt
 
 Call = Callable[[float], "float | None"]
@@ -68,24 +68,33 @@ def calls_of(front: Any, rows: Callable[[float], Any]) -> dict[str, Call]:
 
 
 class _Submitted:
-    """Counts the entries that turns have taken."""
+    """Counts the entries that turns have taken, and those that calls have run without a turn."""
 
-    def __init__(self, in_flight: InFlight) -> None:
-        self._in_flight = in_flight
-        self._take_new = in_flight.take_new
+    def __init__(self, group: Group) -> None:
+        self._in_flight, self._calls = group._in_flight, group._calls
+        self._take_new = self._in_flight.take_new
         self._number = 0
-        in_flight.take_new = self._taken  # type: ignore[method-assign]
+        self._in_flight.take_new = self._taken  # type: ignore[method-assign]
+        if self._calls is not None:
+            self._page = self._calls._page
+            self._adopt = self._page.adopt
+            self._page.adopt = self._adopted  # type: ignore[method-assign]
 
     def _taken(self) -> Any:
         new = self._take_new()
         self._number += len(new)
         return new
 
+    def _adopted(self) -> bool:
+        is_adopted = self._adopt()
+        self._number += is_adopted
+        return is_adopted
+
     def count(self) -> int:
         """The count, once it includes everything submitted, which is soon although this rank calls nothing more."""
-        while self._in_flight._new:
+        while self._in_flight._new or (self._calls is not None and self._calls._current):
             time.sleep(0)  # lets other threads of this rank run
-        return self._number
+        return self._number + (0 if self._calls is None else self._page.call.number)
 
 
 def interrupt_everywhere(calls: Mapping[str, Call], step: int) -> dict[str, int]:
@@ -103,7 +112,7 @@ def interrupt_everywhere(calls: Mapping[str, Call], step: int) -> dict[str, int]
 
 
 def _interrupting(what: str, call: Call, step: int) -> int:
-    submitted = _Submitted(session.current().everyone._in_flight)
+    submitted = _Submitted(session.current().everyone)
     number = 0
     while True:
         before, at = submitted.count(), At(number)

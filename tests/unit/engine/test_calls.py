@@ -158,6 +158,60 @@ def test_an_interrupted_call_that_a_turn_has_taken_over_stays_in_flight() -> Non
     assert rank.replica.by_bit == {3: entry}
 
 
+def _resumed(answers: list[Any]) -> tuple[Rank, Entry[Any], list[int]]:
+    """A call that was left with ticket 7, and then meets ``answers``, the last of them again and again."""
+    tickets: list[int] = []
+
+    def meanwhile(rank: Rank) -> int:
+        rank.leave()
+        return 7
+
+    def resume(ticket: int) -> int:
+        tickets.append(ticket)
+        answer: Any = answers[min(len(tickets), len(answers)) - 1]
+        if isinstance(answer, BaseException):
+            raise answer
+        rank.page.call.outcome = answer if answer <= native.CALL_LEFT else native.CALL_LEFT
+        return int(answer)
+
+    rank = Rank(meanwhile)
+    rank.page.resume = resume
+    return rank, rank.entry(), tickets
+
+
+def test_a_call_whose_tensor_does_not_come_soon_is_resumed() -> None:
+    rank, entry, tickets = _resumed([11, 15, native.CALL_DONE])
+    assert rank.calls.run(entry)
+    assert entry.is_done
+    assert tickets == [7, 11, 15]
+
+
+def test_a_call_that_a_turn_takes_over_is_not_resumed_any_more() -> None:
+    rank, entry, tickets = _resumed([native.CALL_LEFT])
+    assert rank.calls.run(entry)
+    assert not entry.is_done
+    assert tickets == [7]
+
+
+def test_turns_go_on_with_a_call_after_a_while() -> None:
+    rank, entry, tickets = _resumed([7])
+    assert rank.calls.run(entry)
+    assert 1 < len(tickets) < 100
+    rank.wake.assert_called_once_with()
+    rank.calls.settle()
+    assert rank.replica.by_bit == {3: entry}
+
+
+def test_turns_go_on_with_a_call_that_is_interrupted_before_it_is_resumed() -> None:
+    rank, entry, _ = _resumed([KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run(entry)
+    rank.wake.assert_called_once_with()
+    assert rank.in_flight.all() == [entry]
+    rank.calls.settle()
+    assert rank.replica.by_bit == {3: entry}
+
+
 def test_the_decider_hears_at_once_of_calls_that_follow_at_once() -> None:
     rank = Rank(lambda rank: native.CALL_DONE)
 
