@@ -93,8 +93,8 @@ class Page:
     """One rank's end. ``fds`` are those of the `PageOffer`; this object closes them, also if the constructor fails.
 
     Turns call the methods, so their calls do not overlap. Any thread may call `arm` and read ``version`` and ``bell``,
-    this rank's. One thread at a time may call `run`, which writes ``call``. While it waits, the page is *busy*
-    for turns: it then ends soon, and rings the bell for another turn.
+    this rank's. One thread at a time may `prepare`, `run` and `resume` a call. While that waits, the page is *busy* for
+    turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``slot_bytes``: the largest tensor whose bytes may be here.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
@@ -199,14 +199,19 @@ class Page:
         version: int = self._version.value
         return version
 
-    def run(self, version: int, bit: int, source: int, target: int, nbytes: int, recipe: int) -> int:
-        """Runs a tensor for a thread whose rank had nothing in flight at ``version``, in two milliseconds at most.
+    def prepare(self, version: int, bit: int, source: int, target: int, nbytes: int, recipe: int) -> None:
+        """Prepares ``call`` for a thread whose rank had nothing in flight at ``version``.
 
-        Releases the GIL. Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE`, or
-        `native.CALL_LEFT`, or a larger number: a ticket for `resume`. ``call.outcome`` is one of the three, LEFT for a
-        ticket. ``recipe`` is the address of a `native.Recipe`.
+        ``recipe`` is the address of a `native.Recipe`.
         """
         _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
+
+    def run(self) -> int:
+        """Runs the tensor of ``call``, in two milliseconds at most. Releases the GIL.
+
+        Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE`, or `native.CALL_LEFT`, or a
+        larger number: a ticket for `resume`. ``call.outcome`` is one of the three, LEFT for a ticket.
+        """
         outcome: int = self._run_call(self.handle, self._call_at)
         return outcome
 

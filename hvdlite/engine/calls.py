@@ -67,7 +67,7 @@ class Calls:
         self._wake = wake
         self._prepared: dict[str, _Prepared] = {}
         self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
-        self._has_begun = False  # it has asked the page
+        self._has_begun = False  # its outcome counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
         self._reports: deque[tuple[int, Arrival, float, int]] = deque()
         self._ran = self._steps = 0
@@ -98,9 +98,10 @@ class Calls:
                 return False
             entry.caller = threading.get_ident()
             if in_flight.enter_alone(entry):
+                page.prepare(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
-                outcome = page.run(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
+                outcome = page.run()
                 resumed = 0
                 while outcome > native.CALL_LEFT and resumed < _MOST_RESUMED:
                     resumed += 1
@@ -129,7 +130,7 @@ class Calls:
         if entry is not None and self._page.adopt():
             entry.was_taken_up = True
             if not entry.is_done:  # else the group has ended
-                self._replica.adopt(self._prepared[entry.name].known.bit, entry)
+                self._replica.adopt(self._known[entry.name].bit, entry)
             self._release(entry)
 
     def count(self) -> None:

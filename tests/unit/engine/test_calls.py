@@ -33,7 +33,8 @@ class Rank:
             rank=0,
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,
-            run=lambda *arguments: meanwhile(self),
+            prepare=self._prepare,
+            run=lambda: meanwhile(self),
             times=(1.0, 2.0),
             report=self._report,
             adopt=self._adopt,
@@ -49,6 +50,9 @@ class Rank:
         self.calls = Calls(
             self.page, self.in_flight, self.replica, self.observer, lambda *told: self.told.append(told), self.wake
         )
+
+    def _prepare(self, *arguments: int) -> None:
+        self.page.call.outcome = native.CALL_REFUSED
 
     def _adopt(self) -> bool:
         is_left, self.is_left = self.is_left, False
