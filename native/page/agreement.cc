@@ -6,10 +6,11 @@
 namespace hvd::page {
 namespace {
 
-// An entry has the number of decisions that its rank had applied, modulo this. A rank reads all entries of a decision
-// when it applies that, and the others are at most two decisions ahead of it. So it meets entries from kOldest
-// decisions before its own on, and leaves those from after it for later.
-constexpr uint64_t kPhases = kTimes, kOldest = 2;
+// An entry has the number of decisions that its rank had applied, modulo this. Others are at most kAhead decisions
+// ahead of this rank, and it leaves their entries from after its own decision for later. An entry that it finds may be
+// up to kOldest decisions old: it had looked before it came, then decided itself, and looked again.
+constexpr uint64_t kPhases = kTimes, kAhead = 2, kOldest = 3;
+static_assert(kAhead + kOldest < kPhases);
 
 constexpr uint32_t kPhaseMask = kPhases - 1, kBlank = kPhases, kCarried = 2 * kBlank;
 constexpr int kNameAt = 5;
@@ -88,8 +89,8 @@ hvd_status Agreement::read(int32_t rank, Line& line) noexcept {
     const uint32_t entry = page_.entry(rank, number).get(), name = entry >> kNameAt;
     if (name >= static_cast<uint32_t>(geometry_.names)) return HVD_INVALID;
     const uint64_t behind = (decided_ - entry) & kPhaseMask;
-    if (behind > kOldest) return behind < kPhases - kOldest ? HVD_INVALID : HVD_OK;  // OK: it is ahead
-    if (behind > decided_ - opened_) continue;                                       // from before the closing
+    if (behind > kOldest) return behind < kPhases - kAhead ? HVD_INVALID : HVD_OK;  // OK: it is ahead
+    if (behind > decided_ - opened_) continue;                                      // from before the closing
     Waiting& waiting = waiting_[static_cast<size_t>(name) * geometry_.size + rank];
     if (waiting.is_submitted) return HVD_INVALID;
     waiting = {true, (entry & kBlank) != 0, (entry & kCarried) != 0};

@@ -264,6 +264,7 @@ const std::vector<Case> kSoon = {
     {2, 1, 2, 2, 3, 0, false, false, true},
     {3, 1, 2, 0, 3, 0, false, false, true},
     {3, 2, 2, 0, 3},
+    {2, 4, 1, 0, 4},
     {2, 1, 4, 0, kAny, 0, false, false, false, true},
     {2, 1, 3, 2, 3, 0, false, false, false, true},
     {3, 1, 4, 0, 2, 0, false, false, false, true},
