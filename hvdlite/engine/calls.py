@@ -13,12 +13,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from hvdlite import native
-from hvdlite.control.page import Page
+from hvdlite.control.page import News, Page
 from hvdlite.engine.batch import Recipe, is_intact, recipe_of
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -26,6 +26,7 @@ from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.kinds import KINDS
+from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
 
@@ -55,7 +56,7 @@ class Calls:
         in_flight: InFlight,
         replica: Replica,
         observer: Observer,
-        called: Callable[[int, Arrival, float, int], None],
+        called: Callable[[int, Arrival, float, int, float], None],
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -69,7 +70,7 @@ class Calls:
         self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
         self._has_begun = False  # its outcome counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
-        self._reports: deque[tuple[int, Arrival, float, int]] = deque()
+        self._reports: deque[tuple[int, Arrival, float, int, float]] = deque()
         self._ran = self._steps = 0
         self._done_at = self._told_at = 0.0
 
@@ -153,21 +154,16 @@ class Calls:
         return prepared
 
     def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
-        """Ends a call that is done. Is repeated if a signal handler interrupts it."""
+        """Ends a call that is done. Is repeated if a signal handler interrupts it before another call may begin."""
         page, observer = self._page, self._observer
-        news, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
-        arrival: Arrival | None
-        if news == page.size and observer.arrival is None:  # as usual, at the root
+        count, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
+        arrival: Arrival | None = None
+        news: Sequence[News] = ()
+        if count == page.size and observer.arrival is None:  # as usual, at the root
             arrival = first, first_at, last, last_at, late_s
         else:
-            for rank, was_last, at in page.news_of_call(news):
-                observer.arrived(rank, was_last, at)
-            arrival = observer.arrival
-            observer.arrival = None
-        if arrival is not None:
-            self._tell(1 << prepared.known.bit, arrival, done_at)
-        observer.called(batches + number, entry, begun_at, done_at, arrival)
-        if entry.allocate is not None and prepared.recipe is not None:
+            news = page.news_of_call(count)
+        if output is not None and prepared.recipe is not None:
             entry.output, entry.rows = output, prepared.recipe.rows
             entry.allocate = None
         self._in_flight.withdraw(entry)
@@ -175,11 +171,23 @@ class Calls:
         entry.error = None  # the group may have ended after the call, and failed all that it found in flight
         entry.is_done = True
         self._release(entry)
+        if arrival is not None:
+            observer.all_arrived(arrival)
+        else:
+            for rank, was_last, at in news:
+                observer.arrived(rank, was_last, at)
+            arrival = observer.arrival
+            observer.arrival = None
+        if arrival is not None:
+            known = prepared.known
+            self._tell(0 if known.request.kind is Kind.BARRIER else 1 << known.bit, arrival, done_at)
+        observer.called(batches + number, entry, begun_at, done_at, arrival)
 
     def _tell(self, bits: int, arrival: Arrival, done_at: float) -> None:
         """Lets a turn tell the decider of the root about a call; only about some, while calls follow at once."""
         _, first_at, _, _, late_s = arrival
-        is_quiet = late_s < _QUIET_S and first_at - self._done_at < _QUIET_S
+        before = self._done_at
+        is_quiet = late_s < _QUIET_S and first_at - before < _QUIET_S
         self._done_at = done_at
         if is_quiet and done_at - self._told_at < _TELL_S:
             if bits & self._ran:
@@ -187,7 +195,7 @@ class Calls:
                 self._steps += 1
             self._ran |= bits
             return
-        self._reports.append((bits, arrival, done_at, self._steps))
+        self._reports.append((bits, arrival, done_at, self._steps, before))
         self._steps = self._ran = 0
         if done_at - self._told_at >= _TELL_S:
             self._told_at = done_at
@@ -205,13 +213,15 @@ class Calls:
             self._current.pop(None, None)
 
     def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
-        if self._current.get(None) is entry:
+        if entry.was_taken_up or entry.is_done:
+            pass
+        elif self._current.get(None) is entry:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
                 self._finish(entry, prepared, batches, output)
             elif outcome == native.CALL_REFUSED:
                 self._in_flight.withdraw(entry)
                 self._release(entry)
-        elif not (entry.was_taken_up or entry.is_done):
+        else:
             self._in_flight.withdraw(entry)
         self._wake()

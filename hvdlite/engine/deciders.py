@@ -12,6 +12,7 @@ The root decides as soon as its executor has room for a batch, so tensors accumu
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import StragglerWatch
-from hvdlite.negotiation.messages import ORDERLY, Common, End, EndKind, Ready, Run, Tuning
+from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, Common, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
 from hvdlite.settings import Settings
@@ -223,9 +224,19 @@ class RootDecider(Decider):
         """What has arrived since the last decision."""
         return self._observer.arrival
 
-    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float, steps: int = 0) -> None:
+    def ran(
+        self,
+        generation: int,
+        bits: int,
+        arrival: Arrival | None,
+        now: float,
+        steps: int = 0,
+        before: float = -math.inf,
+    ) -> None:
         """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
-        named = self._stragglers.ran(generation, bits, arrival, now, steps)
+        if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:  # a step has any number of them
+            bits &= ~(1 << barrier)
+        named = self._stragglers.ran(generation, bits, arrival, now, steps, before)
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
@@ -397,10 +408,10 @@ class PageDecider(Decider):
             elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return
 
-    def called(self, bits: int, arrival: Arrival, now: float, steps: int) -> None:
-        """Tells the root's watch for late ranks about a call that has run ``bits``, after ``steps`` without waits."""
+    def called(self, bits: int, arrival: Arrival, now: float, steps: int, before: float) -> None:
+        """Tells the root's watch for late ranks about a call that has run ``bits``; see `StragglerWatch.ran`."""
         if self._root is not None:
-            self._root.ran(self._generation, bits, arrival, now, steps)
+            self._root.ran(self._generation, bits, arrival, now, steps, before)
 
     def lost(self) -> None:
         self.page.abort()

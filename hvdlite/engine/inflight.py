@@ -265,7 +265,7 @@ class InFlight:
                 name = entry.name
                 if by_name.get(name) is not entry:
                     continue  # finished already, or made by `of_joined` on a rank that has joined
-                del by_name[name]
+                by_name.pop(name, None)  # the thread of a call that is done may do so, too
                 entry.error = error
                 entry.is_done = True
                 freed.append(entry.owner)

@@ -113,6 +113,11 @@ class Observer:
             if last_rank < 0 or late_s > longest_s:
                 self.arrival = (first_rank, first_at, rank, now, late_s if late_s > 0 else 0.0)
 
+    def all_arrived(self, arrival: Arrival) -> None:
+        """Records on the root, in place of `arrived`, that requests of all ranks arrived, and led to a decision."""
+        _, _, self._leader, self._arrived_at, late_s = arrival
+        self._others_arrived_at = self._arrived_at - late_s
+
     def decided(self) -> None:
         """Records on the root that everything that has arrived has led to a decision."""
         arrival = self.arrival

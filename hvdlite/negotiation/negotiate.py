@@ -215,6 +215,10 @@ class Negotiator:
         self._ready = [ready & ~self._in_page for ready in self._ready]
         self._filled &= ~self._in_page
 
+    def bit_of(self, name: str) -> int:
+        """Returns the bit of ``name``, or -1."""
+        return self._definitions.bit_of(name)
+
     def waiting(self, in_page: Sequence[int] = ()) -> dict[str, Wait]:
         """Returns the names that only some ranks submitted, each with the ranks that did and that did not.
 

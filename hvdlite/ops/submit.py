@@ -276,6 +276,15 @@ def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[st
     return name, True
 
 
+def in_order(group: Group, name: str) -> str:
+    """Returns ``name``, for blocking collectives of one thread, whose order is the same on all ranks.
+
+    Raises ValueError if another thread has such collectives, too.
+    """
+    group.admit(Kind.ALLGATHER, name)
+    return name
+
+
 def index_in(group: Group, rank: Any, what: str) -> int:
     """Converts ``rank``, a number in the job, to a group index. The ValueError of an invalid rank names ``what``."""
     number = whole_number(rank)

@@ -8,21 +8,21 @@ the moments of the whole (Chan et al., "Updating Formulae and a Pairwise Algorit
 Backward, with x̂ the normalized input, g its gradient and w the weight, the gradient of the input is
 w / σ · (g - (Σ g + x̂ Σ g x̂) / N). The two sums over one rank are the gradients of its bias and weight, which stay as
 they are; one all-reduce makes them the sums over all ranks for the gradient of the input.
+
+All layers of so many features share the names of their collectives, which ranks then remember; ranks match them by
+their order.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdlite.ops import ProcessSet, Sum, global_process_set, synchronize
+from hvdlite.ops import ProcessSet, Sum, abandon, global_process_set, synchronize
+from hvdlite.ops.submit import in_order
 from hvdlite.torch.collectives.tensors import collectives
 from hvdlite.training.reduction import group_with_peers
 
@@ -87,7 +87,8 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or (group := group_with_peers(self.process_set)) is None:
             return super().forward(input)
         with torch.no_grad():
-            whole = _moments_of_all(input, _name_of(self, group), self.process_set)
+            name = in_order(group, f"sync_batch_norm.{self.num_features}")
+            whole = _moments_of_all(input, name, self.process_set)
             if whole.values <= 1:
                 raise ValueError(f"expected more than 1 value per feature on all ranks together, got {whole.values}")
             self._track(whole)
@@ -110,22 +111,6 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} features in dimension 1, got {input.shape[1]}")
-
-
-_counters: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by group
-_names: WeakKeyDictionary[SyncBatchNorm, tuple[Any, str]] = WeakKeyDictionary()  # and a reference to the group
-
-
-def _name_of(layer: SyncBatchNorm, group: Any) -> str:
-    """Returns the name of the collectives of ``layer``: layers are numbered in the order in which they are first used.
-
-    Ranks remember tensors by their names, so a new name for each step would be slower.
-    """
-    of_group, name = _names.get(layer, (lambda: None, ""))
-    if of_group() is not group:
-        name = f"sync_batch_norm.{next(_counters.setdefault(group, itertools.count()))}"
-        _names[layer] = weakref.ref(group), name
-    return name
 
 
 class _Moments(NamedTuple):
@@ -151,7 +136,12 @@ def _moments_of_all(input: torch.Tensor, name: str, process_set: ProcessSet) -> 
     if own.is_cuda:
         count_on_host = torch.tensor([count], device="cpu")
         counted = collectives.allgather_async(count_on_host, f"{name}.count", process_set)
-    gathered = collectives.allgather(own.unsqueeze(0), name, process_set)
+    try:
+        gathered = collectives.allgather(own.unsqueeze(0), name, process_set)
+    except BaseException:
+        if counted is not None:
+            abandon(counted)
+        raise
     means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(dim=0) / total

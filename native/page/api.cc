@@ -138,7 +138,7 @@ void note(hvd_page* page, hvd_call* call) {
   call->last_rank = last.rank;
   call->first_at = seconds(first.at_ns);
   call->last_at = seconds(last.at_ns);
-  call->late_s = seconds(last.at_ns - call->news[count - 2].at_ns);
+  call->late_s = call->last_at - seconds(call->news[count - 2].at_ns);
 }
 
 enum class Wait { kDecided, kOver, kTimeout };

@@ -153,13 +153,23 @@ class StragglerWatch:
         self._named: int | None = None  # the rank named last, how often it was late by then, and when it was named
         self._named_times, self._named_at = 0, 0.0
 
-    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float, steps: int = 0) -> Straggler | None:
+    def ran(
+        self,
+        generation: int,
+        bits: int,
+        arrival: Arrival | None,
+        now: float,
+        steps: int = 0,
+        before: float = -math.inf,
+    ) -> Straggler | None:
         """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``. Returns the rank to name, if any.
 
-        ``steps`` came before it, without waits and pauses, of which this watch has not heard.
+        There may have been decisions until ``before`` without waits and pauses, for ``steps`` steps, of which this
+        watch has not heard. ``bits`` has no barrier.
         """
         named = None
         self._steps += steps
+        self._decided_at = max(self._decided_at, before)
         if generation != self._generation:
             self._generation = generation
             self._ran = 0

@@ -16,6 +16,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, ShutDown
 from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.buffer import address_of
 from tests.unit.replicas import request
@@ -113,6 +114,21 @@ def test_a_call_that_was_done_before_the_group_ended_has_a_result() -> None:
     assert not rank.calls.run(rank.entry())  # the group has ended
     with pytest.raises(HorovodInternalError):
         rank.in_flight.submit(rank.entry())
+
+
+def test_a_call_that_was_done_before_the_group_ended_has_a_result_that_it_allocated() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.in_flight.end(ShutDown(1, "it left"))
+        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        return native.CALL_DONE
+
+    rank = Rank(meanwhile)
+    rank.request = request("a")._replace(kind=Kind.ALLGATHER)
+    rank.replica.cache.remember(3, rank.request, (3, 3))
+    entry = rank.entry()
+    entry.allocate = lambda shape, rows: ((shape, rows), 0)
+    assert rank.calls.run(entry)
+    assert (entry.output, entry.rows) == (((6,), (3, 3)), (3, 3))
 
 
 def test_a_call_that_was_left_when_the_group_ended_fails() -> None:
@@ -226,15 +242,38 @@ def test_the_decider_hears_at_once_of_calls_that_follow_at_once() -> None:
     for number in range(5):
         call(1.0 + number * 1e-4, 1e-5)
     rank.calls.settle()
-    assert rank.told == [(8, (1, 1.0, 0, pytest.approx(1.00001), pytest.approx(1e-5)), pytest.approx(1.00001), 0)]
+    assert rank.told == [(8, (1, 1.0, 0, pytest.approx(1.00001), pytest.approx(1e-5)), pytest.approx(1.00001), 0, 0.0)]
     for first_at, late_s in (1.0005, 1e-5), (1.0006, 0.02), (1.5, 1e-5), (1.5001, 1e-5), (1.6, 1e-5):
         call(first_at, late_s)
     rank.calls.settle()
-    assert [(arrival[1], arrival[4], steps) for _, arrival, _, steps in rank.told[1:]] == [
+    assert [(arrival[1], arrival[4], steps) for _, arrival, _, steps, _ in rank.told[1:]] == [
         (1.0006, pytest.approx(0.02), 4),  # the others waited
         (1.5, pytest.approx(1e-5), 0),  # after a pause
         (1.6, pytest.approx(1e-5), 0),
     ]
+
+
+def test_a_turn_that_takes_over_a_call_while_it_is_interrupted_keeps_it() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.leave()
+        rank.calls.settle()
+        rank.calls._current[None] = rank.in_flight.all()[0]  # as between two steps of the turn
+        raise KeyboardInterrupt
+
+    rank = Rank(meanwhile)
+    entry = rank.entry()
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run(entry)
+    assert rank.in_flight.all() == [entry]
+
+
+def test_a_rank_is_not_late_by_the_time_since_the_last_turn() -> None:
+    rank = Rank(lambda rank: native.CALL_DONE)
+    for at, first, last in ((1.0, 1, 0), (600.0, 1, 0)):
+        rank.page.report = lambda at=at, first=first, last=last: (2, 1, at, at, first, last, at, at + 0.5, 0.5)
+        assert rank.calls.run(rank.entry())
+    rank.observer.arrived(0, True, 600.75)
+    assert rank.observer.arrival == (0, 600.75, 0, 600.75, 0.75)
 
 
 def test_batches_count_calls() -> None:

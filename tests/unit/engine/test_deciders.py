@@ -13,7 +13,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.delays.straggler import Straggler
-from hvdlite.negotiation.messages import End, EndKind, Ready, Run, Tuning
+from hvdlite.negotiation.messages import BARRIER_NAME, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.wire import MAX_BYTES
 from hvdlite.settings import Settings
 from tests.harness.members import member
@@ -203,7 +203,17 @@ def test_a_straggler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     root.submit("a", 2, now=3.0)
     assert root.names(4.0) == ["a"]
     assert root.found == [Finding("straggler", "rank 2 is late", {"rank": 2})]
-    assert seen == [(0, 1, (0, 1.0, 2, 3.0, 2.0), 4.0, 0)]
+    assert [arguments[:4] for arguments in seen] == [(0, 1, (0, 1.0, 2, 3.0, 2.0), 4.0)]
+
+
+def test_a_barrier_ends_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, seen = Root(), []
+    monkeypatch.setattr(root.decider._stragglers, "ran", lambda generation, bits, *rest: seen.append(bits))
+    for _ in range(2):
+        root.submit(BARRIER_NAME, 0, 1, 2, now=1.0)
+        root.submit("a", 0, 1, 2, now=1.0)
+        assert root.names(1.0) == [BARRIER_NAME, "a"]
+    assert seen == [0b10, 0b10]
 
 
 # ---- the end

@@ -13,6 +13,8 @@ from hvdlite.negotiation.delays.straggler import StragglerWatch
 
 GRADIENT, BARRIER = 0b01, 0b10
 STEP_S = 0.15  # of computing, on every rank
+Untold = tuple[int, float]
+"""How many steps the watch has not heard of, and until when."""
 
 
 class Job:
@@ -33,17 +35,17 @@ class Job:
         self.reduce(GRADIENT, late_s)
         self.reduce(BARRIER, {})
 
-    def reduce(self, bits: int, late_s: dict[int, float], generation: int = 0, before: int = 0) -> None:
-        """All ranks submit ``bits``, or what has no name if there are none, after so many steps ``before``."""
+    def reduce(self, bits: int, late_s: dict[int, float], generation: int = 0, *, steps: Untold = (0, 0.0)) -> None:
+        """All ranks submit ``bits``, or what has no name if there are none, after ``steps``."""
         began, order = self.now, sorted(range(self.size), key=lambda rank: late_s.get(rank, 0.0))
         for rank in order:
             self.now = began + late_s.get(rank, 0.0)
             self.observer.arrived(rank, rank == order[-1], self.now)
-        self.decide(bits, generation, before)
+        self.decide(bits, generation, steps)
 
-    def decide(self, bits: int, generation: int = 0, before: int = 0) -> None:
+    def decide(self, bits: int, generation: int = 0, steps: Untold = (0, 0.0)) -> None:
         """The root lets them run."""
-        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, before):
+        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, *steps):
             self.warnings.append(named.text)
             self.named.append(named.facts)
         self.observer.arrival = None
@@ -77,13 +79,23 @@ def test_the_gradients_of_one_backward_are_one_step() -> None:
     assert job.warnings == []
 
 
+def test_a_wait_after_calls_that_are_not_told_is_between_gradients() -> None:
+    job = Job(2)
+    for _ in range(30):
+        job.now += STEP_S
+        job.reduce(GRADIENT, {})
+        before = job.now = job.now + 0.2  # calls until then
+        job.reduce(GRADIENT << 2, {1: 0.1}, steps=(1, before))
+    assert job.named[0]["phase"] == "between"
+
+
 def test_steps_that_came_before_are_counted() -> None:
     told = []
     for before in (0, 9):
         job = Job(2)
         for _ in range(30):
             job.now += STEP_S
-            job.reduce(GRADIENT, {1: 0.1}, before=before)
+            job.reduce(GRADIENT, {1: 0.1}, steps=(before, 0.0))
         told.append(job.named[0])
     assert told[1]["steps"] == 10 * told[0]["steps"]
     assert told[1]["late_s"] == pytest.approx(told[0]["late_s"] / 10)
