@@ -65,7 +65,6 @@ class SoloLink(ControlLink):
         self.inbox = Inbox()
         if offer is not None:
             self.page = Page(offer.take(), 0, 1, offer.names)
-            self.inbox.use(self.page)
 
     def send(self, message: Message) -> None:
         pass

@@ -47,7 +47,7 @@ class _Prepared(NamedTuple):
 class Calls:
     """The short way of one group on this rank, which has ``page``.
 
-    ``called`` is `PageDecider.called`, and ``wake`` wakes the coordinator.
+    ``called`` is `PageDecider.called`, or None on a rank alone. ``wake`` wakes the coordinator.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Calls:
         in_flight: InFlight,
         replica: Replica,
         observer: Observer,
-        called: Callable[[int, Arrival, float, int, float], None],
+        called: Callable[[int, Arrival, float, int, float], None] | None,
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -73,6 +73,8 @@ class Calls:
         self._reports: deque[tuple[int, Arrival, float, int, float]] = deque()
         self._ran = self._steps = 0
         self._done_at = self._told_at = 0.0
+        if called is None:  # turns do not use the page
+            page.next(True)
 
     def run(self, entry: Entry[Any]) -> bool:
         """Runs ``entry``. False if it must be submitted in the usual way; else it is in flight, or done."""
@@ -136,7 +138,7 @@ class Calls:
 
     def count(self) -> None:
         """Counts the calls before the latest decision, for the numbers of batches."""
-        self._replica.calls = self._page.calls
+        self._replica.calls = self._page.call.number if self._called is None else self._page.calls
 
     def _prepare(self, known: Known) -> _Prepared:
         request, page = known.request, self._page
@@ -204,7 +206,7 @@ class Calls:
     def _report(self) -> None:
         """Tells the decider of the root, in a turn, about calls."""
         with suppress(IndexError):
-            while True:
+            while self._called is not None:
                 self._called(*self._reports.popleft())
 
     def _release(self, entry: Entry[Any]) -> None:

@@ -70,18 +70,9 @@ class Coordinator:
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
         self.calls: Calls | None = None
-        if isinstance(self.decider, PageDecider) and planes[CPU.kind].name in (
-            "shm",
-            "local",
-        ):  # they add in the same order
-            self.calls = Calls(
-                self.decider.page,
-                in_flight,
-                self._replica,
-                observer,
-                self.decider.called,
-                link.inbox.wake.set,
-            )
+        if page is not None and planes[CPU.kind].name in ("shm", "local"):  # they add in the same order
+            called = self.decider.called if isinstance(self.decider, PageDecider) else None
+            self.calls = Calls(page, in_flight, self._replica, observer, called, link.inbox.wake.set)
         self._gone: set[int] = set()  # numbers in the job of the ranks that have left
         self._end: End | None = None
         self.has_ended = threading.Event()

@@ -99,7 +99,9 @@ class Decider(ABC):
 def decider_of(
     membership: Membership, options: Settings, link: ControlLink, observer: Observer, page: Page | None
 ) -> Decider:
-    """Returns the decider of this rank, whose host has ``page``."""
+    """Returns the decider of this rank, whose host has ``page``. A rank alone has it for calls only."""
+    if membership.size == 1:
+        page = None
     if membership.rank == 0:
         root = RootDecider(membership, options, link, observer, page)
         return root if page is None else PageDecider(root, page, root)

@@ -83,7 +83,7 @@ def _all_types_and_sizes() -> tuple[list[bytes], Counter[str]]:
     return results, counts
 
 
-@pytest.mark.parametrize(("count", "plane"), [(2, "auto"), (3, "auto"), (5, "auto"), (3, "ring")])
+@pytest.mark.parametrize(("count", "plane"), [(1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "ring")])
 def test_all_types_and_sizes_have_the_same_bits_as_without_the_page(count: int, plane: str) -> None:
     """A ring adds in another order, so there no call takes the short way."""
     with_page, without = (
@@ -136,7 +136,7 @@ def _all_kinds() -> tuple[list[bytes], Counter[str]]:
     return results, counts
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_all_kinds_have_the_same_results_as_without_the_page(count: int) -> None:
     with_page, without = (
         [outcome.result() for outcome in process_ranks(count, _all_kinds, environ={"HVDLITE_PAGE": page})]
