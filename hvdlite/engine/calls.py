@@ -215,7 +215,7 @@ class Calls:
             self._current.pop(None, None)
 
     def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
-        if entry.was_taken_up or entry.is_done:
+        if entry.was_taken_up:
             pass
         elif self._current.get(None) is entry:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
@@ -224,6 +224,6 @@ class Calls:
             elif outcome == native.CALL_REFUSED:
                 self._in_flight.withdraw(entry)
                 self._release(entry)
-        else:
+        elif not entry.is_done:
             self._in_flight.withdraw(entry)
         self._wake()

@@ -276,6 +276,28 @@ def test_a_rank_is_not_late_by_the_time_since_the_last_turn() -> None:
     assert rank.observer.arrival == (0, 600.75, 0, 600.75, 0.75)
 
 
+@pytest.mark.parametrize("step", ["withdraw", "_release"])
+def test_a_call_that_is_interrupted_at_its_end_lets_others_begin(step: str) -> None:
+    rank = Rank(lambda rank: native.CALL_DONE)
+    rank.page.call.outcome = native.CALL_DONE
+    rank.page.prepare = lambda *arguments: None
+    place: Any = rank.in_flight if step == "withdraw" else rank.calls
+    original, interrupts = getattr(place, step), [KeyboardInterrupt()]
+
+    def interrupted(entry: Entry[Any]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        original(entry)
+
+    setattr(place, step, interrupted)
+    entry = rank.entry()
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run(entry)
+    assert entry.is_done
+    assert not rank.in_flight
+    assert rank.calls.run(rank.entry())
+
+
 def test_batches_count_calls() -> None:
     numbers: list[int] = []
     rank = Rank(lambda rank: native.CALL_DONE)
