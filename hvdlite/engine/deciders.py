@@ -369,6 +369,7 @@ class PageDecider(Decider):
             if self._has_ended or (isinstance(message, End) and message.kind not in ORDERLY):
                 self._has_ended = True
                 self.page.abort()
+                yield from self._ends_that_came()
                 yield message
             else:
                 self._came.append(message)
@@ -406,9 +407,15 @@ class PageDecider(Decider):
                 yield Resubmit(self._resubmit)
             elif kind == ABORTED:
                 self._has_ended = True
-                yield from (message for message in self._came if isinstance(message, End))
+                yield from self._ends_that_came()
             elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return
+
+    def _ends_that_came(self) -> list[Decision]:
+        """Takes the ends that wait for their place. They count before one that counts at once, and may be its cause."""
+        ends: list[Decision] = [message for message in self._came if isinstance(message, End)]
+        self._came.clear()
+        return ends
 
     def called(self, bits: int, arrival: Arrival, now: float, steps: int, before: float) -> None:
         """Tells the root's watch for late ranks about a call that has run ``bits``; see `StragglerWatch.ran`."""

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvdlite.control.page import Page, PageOffer
-from hvdlite.engine.deciders import Decider, Resubmit, decider_of
+from hvdlite.control.page import BUSY, Page, PageOffer
+from hvdlite.engine.deciders import Decider, PageDecider, Resubmit, decider_of
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.messages import JOIN_NAME, Common, End, EndKind, Kind, Ready, Request, Run, Tuning
@@ -306,6 +306,19 @@ def test_another_end_counts_at_once(ranks: Any) -> None:
     assert [end.kind for end in two.ranks[0].ends] == [EndKind.LOST]
     two.settle()
     assert [end.kind for end in two.ranks[1].ends] == [EndKind.LOST]
+
+
+def test_a_loss_does_not_overtake_the_end_that_caused_it() -> None:
+    """A rank that left made another one exit, which the root notices while a call has the page."""
+    left, lost = End(EndKind.LEFT, 1, "a", "it left"), End(EndKind.LOST, 2, "a", "its process ended")
+    inner, page = Mock(), Mock(names=64)
+    page.next.return_value = (BUSY, 0, 0, 0)
+    decider = PageDecider(inner, page)
+    inner.decisions.return_value = [left]
+    assert list(decider.decisions(True, 0.0)) == []
+    inner.decisions.return_value = [lost]
+    assert list(decider.decisions(True, 0.0)) == [left, lost]
+    page.abort.assert_called()
 
 
 def test_a_damaged_page_is_an_error(ranks: Any) -> None:
