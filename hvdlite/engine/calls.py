@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from hvdlite import native
@@ -105,8 +106,9 @@ class Calls:
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run()
-                resumed = 0
+                since, resumed = 0.0, 0
                 while outcome > native.CALL_LEFT and resumed < _MOST_RESUMED:
+                    since = since or monotonic()
                     resumed += 1
                     outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
@@ -115,6 +117,8 @@ class Calls:
                 if outcome != native.CALL_REFUSED:
                     if outcome != native.CALL_LEFT:
                         self._wake()
+                    if since:
+                        self._observer.waited(monotonic() - since)
                     return True
                 in_flight.withdraw(entry)
             self._release(entry)

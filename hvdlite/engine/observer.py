@@ -173,6 +173,11 @@ class Observer:
             work.sent_at, work.agreed_at, work.moved_at, work.done_at = begun_at, done_at, done_at, done_at
             subscriber(work)
 
+    def waited(self, seconds: float) -> None:
+        """Records that a thread waited in a call that was left: the rest of its wait begins now."""
+        self._waited_s += seconds
+        self._unagreed_s += seconds
+
     def refused(self) -> None:
         """Records that entries fail without a batch. Turns call it before they fail them, to count the waits so far."""
         waited_s, unagreed_s = self._current_wait(now := monotonic())

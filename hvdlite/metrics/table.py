@@ -132,6 +132,7 @@ LATEST_RANK_S: Final = gauge(
 COLLECTED_S: Final = counter("collected_s", "s", Reader.PYTHON, Over.MEAN, "the garbage collector ran")
 GIL_LATE_S: Final = counter("gil_late_s", "s", Reader.PYTHON, Over.MEAN, "a thread that had slept waited for the GIL")
 GIL_SLEEPS: Final = counter("gil_sleeps", "", Reader.PYTHON, Over.SUM, "times that it slept")
+COVERED_S: Final = counter("covered_s", "s", Reader.PYTHON, Over.NONE, "the time of which the rank has written this")
 
 # ---- bytes and tensors
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from hvdlite.metrics.table import COLLECTED_S, GIL_LATE_S, GIL_SLEEPS, Quantities
+from hvdlite.metrics.table import COLLECTED_S, COVERED_S, GIL_LATE_S, GIL_SLEEPS, Quantities
 
 _NANO: Final = 1e-9
 
@@ -26,6 +26,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._collected_s = self._late_s = self._delayed_s = 0.0
         self._sleeps = 0
+        self._began_at = monotonic()
         self._collecting_since: float | None = None
         self._schedstat: int | None = None
         gc.callbacks.append(self._collect)
@@ -47,7 +48,12 @@ class Interpreter:
 
     def quantities(self) -> Quantities:
         """The quantities of this rank's Python."""
-        return {COLLECTED_S: self._collected_s, GIL_LATE_S: self._late_s, GIL_SLEEPS: self._sleeps}
+        return {
+            COLLECTED_S: self._collected_s,
+            GIL_LATE_S: self._late_s,
+            GIL_SLEEPS: self._sleeps,
+            COVERED_S: monotonic() - self._began_at,
+        }
 
     def close(self) -> None:
         """Stops counting."""

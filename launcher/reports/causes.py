@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from hvdlite.metrics.table import TABLE
+from hvdlite.metrics.table import COVERED_S, TABLE, of_ranks
 
 from ..agents.answers import Evidence
 from ..stream.fields import listed, read
@@ -70,8 +70,14 @@ def windows(answer: object, host: str, ranks: frozenset[int]) -> dict[int, Windo
     for rank, over_s, sums, cores, memory in map(partial(read, Evidence), listed(answer)):
         if rank not in ranks or over_s < _LEAST_S:
             raise ValueError(f"the agent's answer has no valid rank {rank}")
+        # A rank writes its quantities once a second or less often, so they may cover another time than the looks.
+        covered_s = sums.get(COVERED_S.name, 0.0)
         # A process that began anew counts from 0.
-        rates = {row.name: max(0.0, sums[row.name]) / over_s for row in TABLE if row.name in sums}
+        rates = {
+            row.name: max(0.0, sums[row.name]) / (covered_s if row in of_ranks() and covered_s >= _LEAST_S else over_s)
+            for row in TABLE
+            if row.name in sums
+        }
         found[rank] = Window(host, over_s, rates, cores, memory)
     return found
 

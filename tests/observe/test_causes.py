@@ -115,6 +115,12 @@ def test_the_answer_of_an_agent_becomes_rates() -> None:
     assert windows(answer, "b", frozenset({3})) == {3: Window("b", 4.0, {"run_s": 0.5, "delay_s": 0.0}, 0.5, None)}
 
 
+def test_what_a_rank_writes_itself_is_divided_by_the_time_that_it_covers() -> None:
+    sums = {"run_s": 2.0, "collected_s": 0.9, "covered_s": 3.0}
+    answer = [{"rank": 3, "over_s": 4.0, "sums": sums, "cores": None, "memory": None}]
+    assert windows(answer, "b", frozenset({3}))[3].rates == {"run_s": 0.5, "collected_s": 0.3, "covered_s": 1.0}
+
+
 GOOD: dict[str, Any] = {"rank": 3, "over_s": 4.0, "sums": {}, "cores": None, "memory": None}
 
 

@@ -222,6 +222,14 @@ def test_turns_go_on_with_a_call_after_a_while() -> None:
     assert rank.replica.by_bit == {3: entry}
 
 
+def test_the_wait_in_a_call_that_is_left_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, entry, tickets = _resumed([7])
+    monkeypatch.setattr("hvdlite.engine.calls.monotonic", lambda: 5.0 + 0.008 * len(tickets))
+    assert rank.calls.run(entry)
+    found = {row.name: value for row, value in rank.observer.quantities(0.0).items()}
+    assert found["waited_s"] == found["unagreed_s"] == pytest.approx(0.008 * len(tickets))
+
+
 def test_turns_go_on_with_a_call_that_is_interrupted_before_it_is_resumed() -> None:
     rank, entry, _ = _resumed([KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
