@@ -85,9 +85,9 @@ def test_only_python_counts_that_ran_for_long_enough(ranks: Ranks) -> None:
 
 
 def test_ranks_that_are_connected_are_not_alone(ranks: Ranks) -> None:
-    accept = "\nprint(ports, flush=True)\nend = listener.accept()[0]\ninput()"
+    accept = "\nprint(ports, flush=True)\nend = listener.accept()[0]\nend.send(b'.')\ninput()"
     port = ranks.start(*_PYTHON, _LISTEN.format("127.0.0.1") + accept)
-    ranks.start(*_PYTHON, _CONNECT + _READY, port)
+    ranks.start(*_PYTHON, _CONNECT + "\nend.recv(1)" + _READY, port)  # once the other has accepted
     assert ranks.look() == [False, False]
 
 
