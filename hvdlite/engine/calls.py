@@ -25,6 +25,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
+from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind
@@ -57,7 +58,7 @@ class Calls:
         in_flight: InFlight,
         replica: Replica,
         observer: Observer,
-        called: Callable[[int, Arrival, float, int, float], None] | None,
+        called: Callable[[int, Arrival, float, Untold], None] | None,
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -71,7 +72,7 @@ class Calls:
         self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
         self._has_begun = False  # its outcome counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
-        self._reports: deque[tuple[int, Arrival, float, int, float]] = deque()
+        self._reports: deque[tuple[int, Arrival, float, Untold]] = deque()
         self._ran = self._steps = 0
         self._done_at = self._told_at = 0.0
         if called is None:  # turns do not use the page
@@ -201,7 +202,7 @@ class Calls:
                 self._steps += 1
             self._ran |= bits
             return
-        self._reports.append((bits, arrival, done_at, self._steps, before))
+        self._reports.append((bits, arrival, done_at, Untold(self._steps, before)))
         self._steps = self._ran = 0
         if done_at - self._told_at >= _TELL_S:
             self._told_at = done_at

@@ -12,7 +12,6 @@ The root decides as soon as its executor has room for a batch, so tensors accumu
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.negotiation.delays.straggler import StragglerWatch
+from hvdlite.negotiation.delays.straggler import NOTHING_UNTOLD, StragglerWatch, Untold
 from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, Common, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
@@ -227,18 +226,12 @@ class RootDecider(Decider):
         return self._observer.arrival
 
     def ran(
-        self,
-        generation: int,
-        bits: int,
-        arrival: Arrival | None,
-        now: float,
-        steps: int = 0,
-        before: float = -math.inf,
+        self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
     ) -> None:
         """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
         if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:  # a step has any number of them
             bits &= ~(1 << barrier)
-        named = self._stragglers.ran(generation, bits, arrival, now, steps, before)
+        named = self._stragglers.ran(generation, bits, arrival, now, untold)
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
@@ -417,10 +410,10 @@ class PageDecider(Decider):
         self._came.clear()
         return ends
 
-    def called(self, bits: int, arrival: Arrival, now: float, steps: int, before: float) -> None:
+    def called(self, bits: int, arrival: Arrival, now: float, untold: Untold) -> None:
         """Tells the root's watch for late ranks about a call that has run ``bits``; see `StragglerWatch.ran`."""
         if self._root is not None:
-            self._root.ran(self._generation, bits, arrival, now, steps, before)
+            self._root.ran(self._generation, bits, arrival, now, untold)
 
     def lost(self) -> None:
         self.page.abort()

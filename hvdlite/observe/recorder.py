@@ -150,13 +150,13 @@ class Recorder:
 
     def _record(self, group: int, work: Work) -> None:
         times = work.sent_at, work.agreed_at, work.moved_at, work.done_at, work.waited_s
-        self._write(group, work.number, work.tensors, work.nbytes, *times, work.arrival, work.entries[0].request)
+        self._write(group, work.number, work.tensors, work.nbytes, times, work.arrival, work.entries[0].request)
 
     def _record_call(
         self, group: int, number: int, entry: Entry, begun_at: float, done_at: float, arrival: Arrival | None
     ) -> None:
         times = begun_at, done_at, done_at, done_at, done_at - begun_at
-        self._write(group, number, 1, entry.nbytes, *times, arrival, entry.request)
+        self._write(group, number, 1, entry.nbytes, times, arrival, entry.request)
 
     def _write(
         self,
@@ -164,11 +164,7 @@ class Recorder:
         number: int,
         tensors: int,
         nbytes: int,
-        sent_at: float,
-        agreed_at: float,
-        moved_at: float,
-        done_at: float,
-        waited_s: float,
+        times: tuple[float, float, float, float, float],
         arrival: Arrival | None,
         first: Request,
     ) -> None:
@@ -185,11 +181,7 @@ class Recorder:
             number,
             tensors,
             nbytes,
-            sent_at,
-            agreed_at,
-            moved_at,
-            done_at,
-            waited_s,
+            *times,
             last_rank,
             late_s,
             first.kind,

@@ -18,6 +18,7 @@ from hvdlite.metrics.table import COVERED_S, TABLE, of_ranks
 from ..agents.answers import Evidence
 from ..stream.fields import listed, read
 
+_OF_RANKS: Final = frozenset(of_ranks())
 _ENOUGH: Final = 0.4
 _RATHER: Final = 0.5
 _PERIOD_S: Final = 0.1  # in which Linux counts quotas of cgroups
@@ -74,7 +75,7 @@ def windows(answer: object, host: str, ranks: frozenset[int]) -> dict[int, Windo
         covered_s = sums.get(COVERED_S.name, 0.0)
         # A process that began anew counts from 0.
         rates = {
-            row.name: max(0.0, sums[row.name]) / (covered_s if row in of_ranks() and covered_s >= _LEAST_S else over_s)
+            row.name: max(0.0, sums[row.name]) / (covered_s if row in _OF_RANKS and covered_s >= _LEAST_S else over_s)
             for row in TABLE
             if row.name in sums
         }

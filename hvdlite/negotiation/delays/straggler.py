@@ -71,6 +71,16 @@ class Straggler(NamedTuple):
     facts: dict[str, Any]
 
 
+class Untold(NamedTuple):
+    """Decisions without waits and pauses of which the watch has not heard, in so many ``steps``, ``until`` a time."""
+
+    steps: int
+    until: float
+
+
+NOTHING_UNTOLD: Final = Untold(0, -math.inf)
+
+
 class _Wait(NamedTuple):
     """How long other ranks waited for a rank in a round, and how long of that before the first gradient."""
 
@@ -154,22 +164,15 @@ class StragglerWatch:
         self._named_times, self._named_at = 0, 0.0
 
     def ran(
-        self,
-        generation: int,
-        bits: int,
-        arrival: Arrival | None,
-        now: float,
-        steps: int = 0,
-        before: float = -math.inf,
+        self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
     ) -> Straggler | None:
-        """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``. Returns the rank to name, if any.
+        """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``, which have no barrier.
 
-        There may have been decisions until ``before`` without waits and pauses, for ``steps`` steps, of which this
-        watch has not heard. ``bits`` has no barrier.
+        ``untold`` came before it. Returns the rank to name, if any.
         """
         named = None
-        self._steps += steps
-        self._decided_at = max(self._decided_at, before)
+        self._steps += untold.steps
+        self._decided_at = max(self._decided_at, untold.until)
         if generation != self._generation:
             self._generation = generation
             self._ran = 0

@@ -67,6 +67,11 @@ class Rank:
         array = np.ones(3, np.float32)
         return Entry(self.request, None, address_of(array), address_of(array), array.nbytes, array)
 
+    def end(self) -> None:
+        """The group ends."""
+        self.in_flight.end(ShutDown(1, "it left"))
+        self.in_flight.finish(self.in_flight.all(), ShutDown(1, "it left"))
+
     def leave(self) -> int:
         self.page.call.outcome = native.CALL_LEFT
         self.is_left = True
@@ -103,8 +108,7 @@ def test_a_turn_adopts_no_call_that_has_not_begun() -> None:
 
 def test_a_call_that_was_done_before_the_group_ended_has_a_result() -> None:
     def meanwhile(rank: Rank) -> int:
-        rank.in_flight.end(ShutDown(1, "it left"))
-        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        rank.end()
         return native.CALL_DONE
 
     rank = Rank(meanwhile)
@@ -118,8 +122,7 @@ def test_a_call_that_was_done_before_the_group_ended_has_a_result() -> None:
 
 def test_a_call_that_was_done_before_the_group_ended_has_a_result_that_it_allocated() -> None:
     def meanwhile(rank: Rank) -> int:
-        rank.in_flight.end(ShutDown(1, "it left"))
-        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        rank.end()
         return native.CALL_DONE
 
     rank = Rank(meanwhile)
@@ -134,8 +137,7 @@ def test_a_call_that_was_done_before_the_group_ended_has_a_result_that_it_alloca
 def test_a_call_that_was_left_when_the_group_ended_fails() -> None:
     def meanwhile(rank: Rank) -> int:
         outcome = rank.leave()
-        rank.in_flight.end(ShutDown(1, "it left"))
-        rank.in_flight.finish(rank.in_flight.all(), ShutDown(1, "it left"))
+        rank.end()
         rank.calls.settle()
         return outcome
 
@@ -250,11 +252,13 @@ def test_the_decider_hears_at_once_of_calls_that_follow_at_once() -> None:
     for number in range(5):
         call(1.0 + number * 1e-4, 1e-5)
     rank.calls.settle()
-    assert rank.told == [(8, (1, 1.0, 0, pytest.approx(1.00001), pytest.approx(1e-5)), pytest.approx(1.00001), 0, 0.0)]
+    assert rank.told == [
+        (8, (1, 1.0, 0, pytest.approx(1.00001), pytest.approx(1e-5)), pytest.approx(1.00001), (0, 0.0))
+    ]
     for first_at, late_s in (1.0005, 1e-5), (1.0006, 0.02), (1.5, 1e-5), (1.5001, 1e-5), (1.6, 1e-5):
         call(first_at, late_s)
     rank.calls.settle()
-    assert [(arrival[1], arrival[4], steps) for _, arrival, _, steps, _ in rank.told[1:]] == [
+    assert [(arrival[1], arrival[4], steps) for _, arrival, _, (steps, _) in rank.told[1:]] == [
         (1.0006, pytest.approx(0.02), 4),  # the others waited
         (1.5, pytest.approx(1e-5), 0),  # after a pause
         (1.6, pytest.approx(1e-5), 0),
