@@ -143,6 +143,7 @@ class SlowJob:
         path = folder / "control"
         path.write_bytes(bytes(Control.NBYTES))
         self.control = Control(path)
+        self._closing.callback(self.control.close)
         program = [sys.executable, "-m", "tests.harness.slow_training", str(path), fault]
         if network is None:
             command, environment = [*COMMAND, "-np", str(ranks), *program], {**os.environ, **_ENVIRONMENT}

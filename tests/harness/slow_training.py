@@ -35,12 +35,18 @@ class Control:
     NBYTES: Final = 8 * (3 + MOST_RANKS)
 
     def __init__(self, path: Path) -> None:
-        self._numbers = np.memmap(path, np.int64, "r+", shape=(3 + MOST_RANKS,))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self.NBYTES)
+        self._numbers = memoryview(self._memory).cast("q")
+
+    def close(self) -> None:
+        self._numbers.release()
+        self._memory.close()
 
     @property
     def slow(self) -> int:
         """The rank that is to be slow; below 0 for none."""
-        return int(self._numbers[0]) - 1
+        return self._numbers[0] - 1
 
     @slow.setter
     def slow(self, rank: int) -> None:
@@ -57,14 +63,14 @@ class Control:
     @property
     def steps(self) -> int:
         """Those that rank 0 has made."""
-        return int(self._numbers[2])
+        return self._numbers[2]
 
     @steps.setter
     def steps(self, number: int) -> None:
         self._numbers[2] = number
 
     def pid(self, rank: int) -> int:
-        return int(self._numbers[3 + rank])
+        return self._numbers[3 + rank]
 
     def note_pid(self, rank: int) -> None:
         self._numbers[3 + rank] = os.getpid()
@@ -76,15 +82,14 @@ class Rank:
     def __init__(self, fault: str) -> None:
         self._weights = np.random.default_rng(0).random((150, 200))
         self.gradients = [np.ones(2000, np.float32) for _ in range(GRADIENTS)]
-        self._is_hooked = False
-        self._kept: list[Any] = []
+        self._kept = _circles(400_000) if fault == "collecting" else []
         self._touched = mmap.mmap(-1, 96 << 20) if fault == "faults" else None
         self._file = _file() if fault == "memory" else None
         self._data: mmap.mmap | None = None
         self.load = loading.timed(self._load)
         self._once: Callable[[], None] | None = {"gil": self._compute_beside, "memory": self._forget}.get(fault)
         self._each: Callable[[], None] | None = {
-            "collecting": self._make_garbage,
+            "collecting": lambda: gc.collect(),
             "faults": self._fault,
             "loading": lambda: None,
             "late": lambda: time.sleep(0.06),
@@ -125,15 +130,6 @@ class Rank:
 
         threading.Thread(target=compute, name="busy", daemon=True).start()
 
-    def _make_garbage(self) -> None:
-        """Objects in circles, half of which live on for a while, so that the collector looks at all of them again."""
-        made = []
-        for _ in range(40_000):
-            one: list[Any] = []
-            one.append(one)
-            made.append(one)
-        self._kept = [*self._kept[-6:], made]
-
     def _fault(self) -> None:
         assert self._touched is not None
         self._touched.madvise(mmap.MADV_NOHUGEPAGE)
@@ -148,6 +144,16 @@ class Rank:
             self._data.close()
             self._data = None
         os.posix_fadvise(self._file, 0, _FILE_BYTES, os.POSIX_FADV_DONTNEED)
+
+
+def _circles(count: int) -> list[Any]:
+    """Objects that the collector looks at each time, for it alone can tell when nobody else knows them."""
+    circles: list[Any] = []
+    for _ in range(count):
+        one: list[Any] = []
+        one.append(one)
+        circles.append(one)
+    return circles
 
 
 def _file() -> int:
