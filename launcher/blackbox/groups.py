@@ -5,6 +5,7 @@ A batch runs once all ranks of its group have submitted it. So if one of them ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Member:
     """One rank of a group: the batches that it has finished, by number, and the tensors that it has in flight.
 
     If not all of those are known, ``knows_all`` is False. Its box is of ``at``, in seconds since the Unix epoch, when
-    its own clock showed ``epoch_s``.
+    its own clock showed ``epoch_s``; it has no room for what ended before ``forgot_at``.
     """
 
     at: float
@@ -36,6 +37,7 @@ class Member:
     done: dict[int, Record] = field(default_factory=dict)
     in_flight: list[Tensor] = field(default_factory=list)
     knows_all: bool = False
+    forgot_at: float = -math.inf
 
     @property
     def last(self) -> int:
@@ -53,10 +55,22 @@ class Group:
     @cached_property
     def batches(self) -> list[tuple[int, Record]]:
         """The number of each batch that some rank has finished, and one record of it, from where all remember them."""
-        first = max((min(member.done) for member in self.members.values() if member.done), default=0)
+        first = max(map(self._first_remembered, self.members.values()), default=0)
         found = {number: record for member in self.members.values() for number, record in member.done.items()}
         last = max(found, default=0) if self._last_seen is None else self._last_seen
         return [(number, found[number]) for number in sorted(found) if first <= number <= last]
+
+    def _first_remembered(self, member: Member) -> int:
+        """The number of the first batch that ``member`` has not forgotten."""
+        if member.done:
+            return min(member.done)
+        forgotten = [
+            number
+            for other in self.members.values()
+            for number, record in other.done.items()
+            if record.done_at - other.epoch_s < member.forgot_at + _SKEW_S
+        ]
+        return max(forgotten, default=-1) + 1
 
     @cached_property
     def waiting(self) -> list[tuple[Tensor, list[int]]]:
@@ -97,6 +111,7 @@ def groups_of(boxes: Sequence[Box], size: int) -> dict[int, Group]:
         done: dict[int, dict[int, Record]] = {WORLD: {}}
         for record in records:
             done.setdefault(record.group, {})[record.number] = record
+        forgot_at = records[0].done_at - box.epoch_s if records and records[0].position > 0 else -math.inf
         is_current = box.contents.noted_at >= max((record.done_at for record in records), default=0.0)
         noted = _noted(box.contents.note)
         for number in {*done, *noted}:
@@ -104,7 +119,8 @@ def groups_of(boxes: Sequence[Box], size: int) -> dict[int, Group]:
             ranks.setdefault(number, set()).update({box.rank, *others})
             knows_all = is_current and number in noted and count == len(tensors)
             since = box.at - box.epoch_s
-            member = Member(since, box.epoch_s, done.get(number, {}), tensors if is_current else [], knows_all)
+            in_flight = tensors if is_current else []
+            member = Member(since, box.epoch_s, done.get(number, {}), in_flight, knows_all, forgot_at)
             members.setdefault(number, {})[box.rank] = member
     return {number: Group(sorted(ranks[number]), members[number]) for number in sorted(members)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -18,11 +19,12 @@ def _member(
     at: float = 100.0,
     in_flight: Sequence[tuple[int, str]] = (),
     knows: bool = True,
+    forgot_at: float = -math.inf,
 ) -> Member:
     """A rank whose host's clock shows 1,000 s less than that of the epoch, and that has finished these batches."""
     times = (0.0, 0.0, 0.0, done_at - 1000.0, 0.0)
     done = {number: Record(number, 0, number, 1, 8, *times, -1, 0.0, 0, "w") for number in numbers}
-    return Member(at, -1000.0, done, list(in_flight), knows)
+    return Member(at, -1000.0, done, list(in_flight), knows, forgot_at)
 
 
 def _group(*members: Member) -> Group:
@@ -36,6 +38,12 @@ def _numbers(group: Group) -> list[int]:
 def test_batches_count_from_where_all_remember_them() -> None:
     assert _numbers(_group(_member(*range(1, 9)), _member(*range(4, 9)), _member())) == [4, 5, 6, 7, 8]
     assert _numbers(_group(_member(), _member())) == []
+
+
+@pytest.mark.parametrize(("forgot_at", "found"), [(-math.inf, [1, 2]), (30.0, [1, 2]), (60.0, [])])
+def test_a_rank_that_has_forgotten_all_batches_of_a_group_lacks_none(forgot_at: float, found: list[int]) -> None:
+    group = _group(_member(1, 2), _member(forgot_at=forgot_at))
+    assert _numbers(group) == found
 
 
 @pytest.mark.parametrize(("at", "found"), [(53.0, [1, 2, 3]), (50.5, [1, 2])])
