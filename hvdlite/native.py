@@ -73,15 +73,15 @@ class News(ctypes.Structure):
 
 
 class Piece(ctypes.Structure):
-    """Bytes of the slot of a rank."""
+    """Bytes of the tensor of a rank."""
 
     _fields_ = (("rank", c_int32), ("offset", c_int32), ("bytes", c_int32))
 
 
 class Recipe(ctypes.Structure):
-    """What a rank makes of the slots of all ranks: pieces, or pieces that are reduced."""
+    """What a rank makes of the tensors of all ranks, of at most ``bytes``: pieces, or pieces that are reduced."""
 
-    _fields_ = (("reduction", POINTER(Reduction)), ("pieces", POINTER(Piece)), ("count", c_int32))
+    _fields_ = (("reduction", POINTER(Reduction)), ("pieces", POINTER(Piece)), ("count", c_int32), ("bytes", c_uint64))
 
 
 class Call(ctypes.Structure):
@@ -134,7 +134,8 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_call": (c_int64, (c_void_p, c_void_p)),
     "hvd_page_resume": (c_int64, (c_void_p, c_void_p, c_int64)),
     "hvd_page_adopt": (c_int32, (c_void_p,)),
-    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, POINTER(Recipe))),
+    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_uint64, c_void_p, POINTER(Recipe))),
+    "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
     "hvd_page_abort": (None, (c_void_p,)),

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hvdlite import native
+from hvdlite.errors import HvdError
 from hvdlite.memory.segment import create
 from hvdlite.negotiation.wire import ProtocolError
 
@@ -36,6 +37,7 @@ _DAMAGED: Final = "a rank of this host has damaged the memory in which ranks agr
 _WORD: Final = 8  # bytes
 _SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its two milliseconds
 _ALL_SLOTS_BYTES: Final = 512 << 10
+_MOST_PARTS: Final = 8  # of a tensor; only one where ranks sleep when they wait, since each part is a wait
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
 _pack_call: Final = struct.Struct("=QQQQIIi").pack_into  # from `version` to `outcome`
@@ -96,7 +98,7 @@ class Page:
     this rank's. One thread at a time may `prepare`, `run` and `resume` a call. While that waits, the page is *busy* for
     turns: it then ends soon, and rings the bell for another turn.
 
-    ``names``: tensors with a bit below are agreed on here. ``slot_bytes``: the largest tensor whose bytes may be here.
+    ``names``: tensors with a bit below are agreed on here. ``most_bytes``: the largest tensor that a call may move.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
     was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
     sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
@@ -105,7 +107,8 @@ class Page:
 
     def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
-        self.slot_bytes = slot_bytes = _slot_bytes(size)
+        slot_bytes = _slot_bytes(size)
+        self.most_bytes = slot_bytes * (_MOST_PARTS if spin_ns > 0 else 1)
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []
@@ -134,9 +137,11 @@ class Page:
             os.close(fds[0])
         self.handle = handle
         self._is_closed = False
+        self._error: HvdError | None = None
         self._version = library.hvd_page_version(handle).contents
         self._run_call = native.library().hvd_page_call
         self._resume_call = native.library().hvd_page_resume
+        self._collect = native.library().hvd_page_collect
 
     def submit(self, bits: int, blank_bits: int) -> bool:
         """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
@@ -233,10 +238,22 @@ class Page:
         """Takes over a call that was left, with which this turn goes on. False if there is none."""
         return bool(self._library.hvd_page_adopt(self.handle))
 
-    def collect(self, target: int, recipe: native.Recipe) -> None:
-        """Follows ``recipe`` for a carried tensor. To be called in the order of the decisions. Raises ProtocolError."""
-        if self._library.hvd_page_collect(self.handle, target, ctypes.byref(recipe)):
+    def collect(self, source: int, nbytes: int, target: int, recipe: native.Recipe) -> None:
+        """Follows ``recipe`` for a carried tensor; ``source`` has the ``nbytes`` of this rank. Releases the GIL.
+
+        To be called in the order of the decisions. Waits until all ranks have moved the tensor. Raises the error of
+        `give_up`, or ProtocolError.
+        """
+        if status := self._collect(self.handle, source, nbytes, target, ctypes.byref(recipe)):
+            if status == native.ABORTED and self._error is not None:
+                raise self._error
             raise ProtocolError(_DAMAGED)
+
+    def give_up(self, error: HvdError) -> None:
+        """Has `collect` raise ``error``, now and later. In a turn."""
+        self._error = self._error or error
+        if not self._is_closed:
+            self._library.hvd_page_give_up(self.handle)
 
     # ----
 

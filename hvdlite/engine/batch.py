@@ -72,13 +72,14 @@ def is_intact(entry: Entry) -> bool:
 
 
 class Recipe(NamedTuple):
-    """How a rank makes its result of the bytes that all ranks have put into a page.
+    """How a rank makes its result of the bytes that all ranks put into a page.
 
-    ``native`` is for the page; ``shape`` of the result, and ``rows`` of each rank in it, matter to an entry with
-    ``allocate``.
+    ``native`` is for the page. This rank puts ``nbytes``. ``shape`` of the result, and ``rows`` of each rank in it,
+    matter to an entry with ``allocate``.
     """
 
     native: native.Recipe
+    nbytes: int
     shape: tuple[int, ...]
     rows: Rows
 
@@ -110,21 +111,23 @@ def recipe_of(request: Request, rows: Rows, size: int, own: int) -> Recipe | Non
         case _:
             pieces = []
     array = (native.Piece * len(pieces))(*(native.Piece(*piece) for piece in pieces))
-    found = native.Recipe(None, array, len(pieces))
+    nbytes = [kind.has_tensor * kind.extents.of_rank(request, rows, rank).nbytes for rank in range(size)]
+    found = native.Recipe(None, array, len(pieces), max(nbytes))
     if kind.reduces:
         dtype, op, postscale = arithmetic(request, size)
         found.reduction = ctypes.pointer(native.Reduction(int(dtype), op, request.prescale, postscale))
-    return Recipe(found, (sum(received), *request.shape[1:]), received)
+    return Recipe(found, nbytes[own], (sum(received), *request.shape[1:]), received)
 
 
 def collect(work: Work, page: Page) -> None:
-    """Runs a batch whose bytes all ranks have put into ``page``."""
+    """Runs a batch that a call has submitted, and whose bytes all ranks put into ``page``."""
     (entry,), (rows,) = work.entries, work.rows
     work.nbytes = entry.nbytes
     recipe = recipe_of(entry.request, rows, page.size, page.rank)
     if recipe is None:
         raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
-    page.collect(_target(entry, recipe.rows), recipe.native)
+    page.collect(entry.source, recipe.nbytes, entry.target, recipe.native)
+    entry.rows = recipe.rows
 
 
 def _allreduce(work: Work, plane: DataPlane) -> Completion | None:

@@ -27,7 +27,6 @@ from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
@@ -43,7 +42,6 @@ class _Prepared(NamedTuple):
     known: Known
     recipe: Recipe | None = None
     recipe_at: int = 0
-    nbytes: int = 0  # to put into the page
 
 
 class Calls:
@@ -93,17 +91,16 @@ class Calls:
             return False
         batches = replica.batches
         owner = entry.owner  # keeps the memory, even if the end of the group finishes the entry
-        target, output = entry.target, None
         if entry.allocate is not None:
             if in_flight:
                 return False
-            output, target = entry.allocate(recipe.shape, recipe.rows)
+            entry.output, entry.target = entry.allocate(recipe.shape, recipe.rows)
         try:
             if self._current.setdefault(None, entry) is not entry:
                 return False
             entry.caller = threading.get_ident()
             if in_flight.enter_alone(entry):
-                page.prepare(version, known.bit, entry.source, target, prepared.nbytes, prepared.recipe_at)
+                page.prepare(version, known.bit, entry.source, entry.target, recipe.nbytes, prepared.recipe_at)
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run()
@@ -113,7 +110,7 @@ class Calls:
                     resumed += 1
                     outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
-                    self._finish(entry, prepared, batches, output)
+                    self._finish(entry, prepared, batches)
                     return True
                 if outcome != native.CALL_REFUSED:
                     if outcome != native.CALL_LEFT:
@@ -124,7 +121,7 @@ class Calls:
                 in_flight.withdraw(entry)
             self._release(entry)
         except BaseException:
-            self._after_interrupt(entry, prepared, batches, output)
+            self._after_interrupt(entry, prepared, batches)
             raise
         finally:
             del owner
@@ -150,17 +147,15 @@ class Calls:
         prepared = _Prepared(known)
         definition = self._replica.cache.definitions.get(known.bit)
         if definition is not None and request.device.kind == CPU.kind and known.bit < page.names:
-            has_tensor = KINDS[request.kind].has_tensor
-            nbytes = [has_tensor * definition.of_rank(rank).nbytes for rank in range(page.size)]
             recipe = recipe_of(request, definition.rows, page.size, page.rank)
-            if recipe is not None and max(nbytes) <= page.slot_bytes:
-                prepared = _Prepared(known, recipe, ctypes.addressof(recipe.native), nbytes[page.rank])
+            if recipe is not None and recipe.native.bytes <= page.most_bytes:
+                prepared = _Prepared(known, recipe, ctypes.addressof(recipe.native))
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
         self._prepared[request.name] = prepared
         return prepared
 
-    def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
+    def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it before another call may begin."""
         page, observer = self._page, self._observer
         count, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
@@ -170,9 +165,8 @@ class Calls:
             arrival = first, first_at, last, last_at, late_s
         else:
             news = page.news_of_call(count)
-        if output is not None and prepared.recipe is not None:
-            entry.output, entry.rows = output, prepared.recipe.rows
-            entry.allocate = None
+        if prepared.recipe is not None:
+            entry.rows = prepared.recipe.rows
         self._in_flight.withdraw(entry)
         entry.owner = None
         entry.error = None  # the group may have ended after the call, and failed all that it found in flight
@@ -219,13 +213,13 @@ class Calls:
             self._has_begun = False
             self._current.pop(None, None)
 
-    def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int, output: Any) -> None:
+    def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int) -> None:
         if entry.was_taken_up:
             pass
         elif self._current.get(None) is entry:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
-                self._finish(entry, prepared, batches, output)
+                self._finish(entry, prepared, batches)
             elif outcome == native.CALL_REFUSED:
                 self._in_flight.withdraw(entry)
                 self._release(entry)

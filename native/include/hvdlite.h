@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 10 };
+enum { HVD_ABI_VERSION = 11 };
 
 typedef int32_t hvd_status;
 enum {
@@ -137,8 +137,8 @@ typedef struct {
 } hvd_news;
 
 // Bytes of the page that hvd_page_open expects behind `fd`, zero-filled; 0 if there is no such page. `names`, a power
-// of two, is how many tensors ranks agree on. `slot_bytes`: the largest tensor whose bytes a rank can put into the
-// page.
+// of two, is how many tensors ranks agree on. `slot_bytes`: how many bytes of a tensor a rank puts into the page at a
+// time.
 HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names, int32_t slot_bytes);
 
 // `bells` has an eventfd of each rank, which remain the caller's, and open while the page is. `spin_ns`: how long a
@@ -173,19 +173,20 @@ HVD_API hvd_status hvd_page_reopen(hvd_page* page, uint32_t messages);
 // a call waits.
 HVD_API void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names);
 
-// `bytes` of the slot of `rank`, from `offset` on.
+// `bytes` of the tensor of `rank`, from `offset` on.
 typedef struct {
   int32_t rank;
   int32_t offset;
   int32_t bytes;
 } hvd_piece;
 
-// What a rank makes of the bytes that all ranks have put into their slots: `count` pieces, one behind the other. With a
-// `reduction`, a piece is that of all slots, reduced.
+// What a rank makes of the bytes that all ranks put into their slots, `bytes` each or fewer: `count` pieces, one behind
+// the other. With a `reduction`, a piece is that of all ranks, reduced.
 typedef struct {
   const hvd_reduction* reduction;
   const hvd_piece* pieces;
   int32_t count;
+  uint64_t bytes;
 } hvd_recipe;
 
 // How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on
@@ -229,8 +230,14 @@ HVD_API int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket);
 // 1 if a call was left, with which this turn goes on.
 HVD_API int32_t hvd_page_adopt(hvd_page* page);
 
-// Follows `recipe` for a carried tensor, in the order of the decisions. HVD_INVALID if there is none, or no such piece.
-HVD_API hvd_status hvd_page_collect(hvd_page* page, void* out, const hvd_recipe* recipe);
+// Follows `recipe` for a carried tensor, of which this rank has `bytes` at `in`, in the order of the decisions. Waits
+// until all ranks have put theirs, or with HVD_ABORTED until hvd_page_give_up. HVD_INVALID if there is no such tensor
+// or piece, or a peer wrote what no correct peer writes. Any thread, while no call waits and none can begin.
+HVD_API hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out,
+                                    const hvd_recipe* recipe);
+
+// Ends hvd_page_collect, now and later. Any thread.
+HVD_API void hvd_page_give_up(hvd_page* page);
 
 // From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
 // thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.

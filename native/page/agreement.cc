@@ -257,8 +257,9 @@ bool Agreement::is_alone(int32_t winner, uint32_t name) noexcept {
   return true;
 }
 
-hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept {
-  *is_decided = *is_over = false;
+hvd_status Agreement::next_carried(uint32_t name, Decision* decision, bool* is_over) noexcept {
+  decision->kind = Kind::kNone;
+  *is_over = false;
   uint64_t found = page_.header().decisions[decided_ % 2].load();
   if (!is_number(found, decided_)) {
     if (hvd_status status = scan()) return status;
@@ -272,10 +273,8 @@ hvd_status Agreement::next_carried(uint32_t name, bool* is_decided, bool* is_ove
   if (hvd_status status = meet(found, &winner)) return status;
   *is_over = !is_alone(winner, name) || !is_carried(name);
   if (*is_over) return HVD_OK;
-  Decision decision;
-  const hvd_status status = apply(winner, &decision);
-  *is_decided = status == HVD_OK && carried_ != consumed_;
-  return status == HVD_OK && !*is_decided ? HVD_INVALID : status;
+  const hvd_status status = apply(winner, decision);
+  return status == HVD_OK && carried_ == consumed_ ? HVD_INVALID : status;
 }
 
 hvd_status Agreement::open(uint32_t messages) noexcept {

@@ -18,8 +18,7 @@
 // *Live.* A rank writes (its ring, or how many decisions it has applied), passes a fence, and then reads all others. Of
 // two ranks that write last, at least one sees both. It sees that something is ready, proposes, and wakes who sleeps.
 // *Carried.* A rank with nothing in flight may put the bytes of a tensor into the page before it submits it. If all
-// ranks do, they need not meet again: each reads all the bytes. Ranks count such tensors alike, and have two slots each
-// in turns. A rank writes to a slot again only after all ranks have read, from all slots, what was there before.
+// ranks do, they need not meet again: each reads all the bytes (carrier.h). Ranks count such tensors alike.
 // *Bounded.* Decision k is proposed only after all ranks have applied number k - 2, so two decision words and two
 // proposals for each rank suffice. An entry says how many decisions its rank had applied. Another rank reads it once it
 // has applied as many, so of each rank it knows one submit of a name at a time.
@@ -82,7 +81,7 @@ class Agreement {
   // Like `next`, for a rank that waits for `name`, which it has submitted as carried, and for nothing else. Takes the
   // decision only if it is about that name alone and all ranks have carried it, and sets `*is_over` if `next` must take
   // it instead.
-  hvd_status next_carried(uint32_t name, bool* is_decided, bool* is_over) noexcept;
+  hvd_status next_carried(uint32_t name, Decision* decision, bool* is_over) noexcept;
 
   // Publishes that this rank, the root, has sent `messages` to all ranks since the page exists.
   void announce(uint32_t messages) noexcept;

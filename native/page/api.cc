@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "hvdlite.h"
-#include "kernels/reduce.h"
 #include "kernels/spin.h"
 #include "page/agreement.h"
+#include "page/carrier.h"
 #include "page/page.h"
 
 namespace hvd::page {
@@ -38,13 +38,19 @@ class Eventfds final : public Bells {
 }  // namespace
 }  // namespace hvd::page
 
+using hvd::page::Agreement;
+using hvd::page::Carried;
+using hvd::page::Carrier;
+using hvd::page::Decision;
+using hvd::page::Geometry;
+using hvd::page::Kind;
+
 // Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is left keeps it
 // until it is resumed or a turn goes on with its tensor.
 enum class Holder : uint64_t { kNobody, kTurn, kCall, kLeft };
 
 struct hvd_page {
-  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns)
-      : bells_of_ranks(bells, size), spin{spin_ns, 0, 0}, inputs(static_cast<size_t>(size)) {}
+  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns) : bells_of_ranks(bells, size), spin{spin_ns, 0, 0} {}
 
   // The holder, behind the number of calls that have begun.
   static constexpr int kHolderBits = 2;
@@ -77,35 +83,23 @@ struct hvd_page {
   }
   void give_back() { state = with(state, Holder::kNobody); }
 
-  // Follows `recipe` for the oldest carried tensor that this rank has not read.
-  hvd_status collect(void* out, const hvd_recipe& recipe) {
-    if (agreement->consumed() == agreement->carried()) return HVD_INVALID;
-    const int32_t size = page.geometry().size, slot_bytes = page.geometry().slot_bytes;
-    uint8_t* write = static_cast<uint8_t*>(out);
-    for (int32_t i = 0; i < recipe.count; ++i) {
-      const hvd_piece& piece = recipe.pieces[i];
-      if (piece.rank < 0 || piece.rank >= size || piece.offset < 0 || piece.bytes < 0 || piece.offset > slot_bytes ||
-          piece.bytes > slot_bytes - piece.offset)
-        return HVD_INVALID;
-      if (recipe.reduction != nullptr) {
-        for (int32_t rank = 0; rank < size; ++rank)
-          inputs[static_cast<size_t>(rank)] = page.slot(rank, agreement->consumed()) + piece.offset;
-        const uint64_t items = static_cast<uint64_t>(piece.bytes) / hvd::item_bytes(recipe.reduction->dtype);
-        hvd::reduce(write, inputs.data(), size, items, *recipe.reduction);
-      } else if (piece.bytes > 0) {
-        std::memcpy(write, page.slot(piece.rank, agreement->consumed()) + piece.offset,
-                    static_cast<size_t>(piece.bytes));
-      }
-      write += piece.bytes;
-    }
+  // Moves a carried tensor that is decided, as `Carrier::move`.
+  hvd_status move(const Carried& tensor, int64_t until_ns, bool ends_with_page) {
+    const hvd_status status = carrier->move(tensor, &spin, until_ns, ends_with_page);
+    if (status != HVD_OK) return status;
     agreement->consume();
+    call_decision.kind = Kind::kNone;
     return HVD_OK;
   }
 
   hvd::page::Page page;
   hvd::page::Eventfds bells_of_ranks;
   int32_t own = 0;
-  std::unique_ptr<hvd::page::Agreement> agreement;
+  std::unique_ptr<Agreement> agreement;
+  std::unique_ptr<Carrier> carrier;
+  // What a call has decided, while its tensor moves. A turn that takes the call over gets it as the next decision.
+  Decision call_decision = {};
+  bool is_taken_over = false;
   std::vector<hvd::page::Submission> submissions;
   std::atomic<uint64_t> state{0};
   std::atomic<bool> is_wanted{false};
@@ -116,7 +110,6 @@ struct hvd_page {
   uint64_t calls = 0;                   // that are done
   int64_t begun_ns = 0;                 // the latest call
   hvd_spin spin;                        // of calls
-  std::vector<const void*> inputs;
 };
 
 namespace {
@@ -144,15 +137,14 @@ void note(hvd_page* page, hvd_call* call) {
 enum class Wait { kDecided, kOver, kTimeout };
 
 // Waits until all ranks carry `name`, or a turn must go on. A call that `is_resumed` does not spin.
-Wait await(hvd_page* page, uint32_t name, bool is_resumed) {
-  hvd::page::Agreement& agreement = *page->agreement;
-  const int64_t start_ns = hvd::monotonic_ns(), until_ns = start_ns + (is_resumed ? kResumedNs : kCallNs);
-  const int64_t limit_ns = is_resumed ? 0 : hvd::spin_ns(page->spin);
-  bool is_decided = false, is_over = false, may_spin = limit_ns > 0;
+Wait await(hvd_page* page, uint32_t name, int64_t until_ns, bool is_resumed) {
+  Agreement& agreement = *page->agreement;
+  const int64_t start_ns = hvd::monotonic_ns(), limit_ns = is_resumed ? 0 : hvd::spin_ns(page->spin);
+  bool is_over = false, may_spin = limit_ns > 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
-    if (agreement.next_carried(name, &is_decided, &is_over) != HVD_OK || is_over) return Wait::kOver;
-    if (is_decided) return Wait::kDecided;
+    if (agreement.next_carried(name, &page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
+    if (page->call_decision.kind != Kind::kNone) return Wait::kDecided;
     if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
     bool is_spin_enough = false;
     if (may_spin) {
@@ -179,8 +171,27 @@ void end_call(hvd_page* page, hvd_call* call, int32_t outcome) {
   page->is_ringing = false;
 }
 
+Carried carried_by(const hvd_call& call) { return {call.in, call.bytes, call.out, call.recipe}; }
+
+// Waits until all ranks carry the tensor, and moves it.
+Wait await_and_move(hvd_page* page, const hvd_call& call, bool is_resumed) {
+  const int64_t until_ns = hvd::monotonic_ns() + (is_resumed ? kResumedNs : kCallNs);
+  if (page->call_decision.kind == Kind::kNone) {
+    const Wait wait = await(page, call.name, until_ns, is_resumed);
+    if (wait != Wait::kDecided) return wait;
+  }
+  switch (page->move(carried_by(call), until_ns, true)) {
+    case HVD_OK:
+      return Wait::kDecided;
+    case HVD_BUSY:
+      return Wait::kTimeout;
+    default:  // whoever takes the call over finds out why
+      return Wait::kOver;
+  }
+}
+
 int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
-  switch (await(page, call->name, is_resumed)) {
+  switch (await_and_move(page, *call, is_resumed)) {
     case Wait::kTimeout: {  // a turn that wants the page from now on takes over the call, or ends it when it is resumed
       call->outcome = HVD_CALL_LEFT;
       const uint64_t ticket = hvd_page::with(page->state, Holder::kLeft);
@@ -188,7 +199,6 @@ int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
       return static_cast<int64_t>(ticket);
     }
     case Wait::kDecided:
-      page->collect(call->out, *call->recipe);
       call->begun_at = seconds(page->begun_ns);
       note(page, call);
       end_call(page, call, HVD_CALL_DONE);
@@ -200,10 +210,6 @@ int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
 }
 
 }  // namespace
-
-using hvd::page::Agreement;
-using hvd::page::Geometry;
-using hvd::page::Kind;
 
 static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t) && std::atomic<uint64_t>::is_always_lock_free);
 static_assert(HVD_DECIDED_NOTHING == static_cast<int>(Kind::kNone));
@@ -225,6 +231,7 @@ hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, 
     page->own = rank;
     if (hvd_status status = page->page.map(fd, geometry)) return status;
     page->agreement = std::make_unique<Agreement>(page->page, rank, &page->bells_of_ranks);
+    page->carrier = std::make_unique<Carrier>(page->page, rank);
     page->submissions.reserve(static_cast<size_t>(names));
     *out = page.release();
     return HVD_OK;
@@ -259,8 +266,14 @@ void hvd_page_watch(hvd_page* page, int32_t is_watched) { page->agreement->watch
 
 hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, hvd_news* news) {
   if (!page->take_for_turn()) return HVD_BUSY;
-  hvd::page::Decision decision = {};
-  hvd_status status = page->agreement->next(&decision, is_willing != 0);
+  Decision decision = {};
+  hvd_status status = HVD_OK;
+  if (page->is_taken_over) {
+    page->is_taken_over = false;
+    decision = page->call_decision;
+  } else {
+    status = page->agreement->next(&decision, is_willing != 0);
+  }
   *out = {static_cast<int32_t>(decision.kind),
           page->agreement->is_held_back(),
           page->agreement->is_waiting(),
@@ -294,9 +307,9 @@ int64_t hvd_page_call(hvd_page* page, hvd_call* call) {
   agreement.disarm();  // this thread sees the decision
   const bool may_carry = call->version == page->version && page->is_settled && agreement.is_open() &&
                          agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
-                         call->bytes <= static_cast<uint64_t>(page->page.geometry().slot_bytes);
+                         page->carrier->can_carry(carried_by(*call));
   const hvd::page::Submission submission = {call->name, 0, 1};
-  if (may_carry && call->bytes > 0) std::memcpy(page->page.slot(page->own, agreement.carried()), call->in, call->bytes);
+  if (may_carry) page->carrier->put_first(carried_by(*call));
   page->begun_ns = hvd::monotonic_ns();
   if (!may_carry || agreement.submit(&submission, 1, page->begun_ns) != HVD_OK) {
     end_call(page, call, HVD_CALL_REFUSED);
@@ -312,9 +325,20 @@ int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket) {
   return go_on(page, call, true);
 }
 
-int32_t hvd_page_adopt(hvd_page* page) { return page->pass_on(Holder::kLeft, Holder::kNobody); }
+int32_t hvd_page_adopt(hvd_page* page) {
+  if (!page->pass_on(Holder::kLeft, Holder::kNobody)) return 0;
+  page->is_taken_over = page->call_decision.kind != Kind::kNone;
+  return 1;
+}
 
-hvd_status hvd_page_collect(hvd_page* page, void* out, const hvd_recipe* recipe) { return page->collect(out, *recipe); }
+hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe) {
+  const Carried tensor = {in, bytes, out, recipe};
+  if (page->agreement->consumed() == page->agreement->carried() || !page->carrier->can_carry(tensor))
+    return HVD_INVALID;
+  return page->move(tensor, INT64_MAX, false);
+}
+
+void hvd_page_give_up(hvd_page* page) { page->carrier->give_up(); }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 

@@ -76,8 +76,8 @@ Word<uint64_t>* Page::proposal(int32_t rank, uint64_t decision) noexcept {
   return reinterpret_cast<Word<uint64_t>*>(base_ + proposals_offset(geometry_) + proposal_bytes(geometry_) * index);
 }
 
-uint8_t* Page::slot(int32_t rank, uint64_t carried) noexcept {
-  const uint64_t index = 2 * static_cast<uint64_t>(rank) + carried % 2;
+uint8_t* Page::slot(int32_t rank, uint64_t part) noexcept {
+  const uint64_t index = 2 * static_cast<uint64_t>(rank) + part % 2;
   return base_ + slots_offset(geometry_) + static_cast<uint64_t>(geometry_.slot_bytes) * index;
 }
 

@@ -5,7 +5,7 @@
 //   ring[size]                 of each rank: the tensors that it has submitted, in order. Written by that rank.
 //   proposal[size][2]          of each rank: the kind of decision that it proposed, then a bit for each name. Written
 //                              by that rank.
-//   slot[size][2]              of each rank: the bytes of a tensor that it carries. Written by that rank.
+//   slot[size][2]              of each rank: parts of the bytes of a tensor that it carries. Written by that rank.
 //
 // A fresh page is all zeros, which is a valid state: nothing is submitted or decided. A peer's part is not trusted:
 // every index that is read from it is checked.
@@ -55,6 +55,7 @@ struct Line {
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
+  Word<uint64_t> parts;                   // of carried tensors, up to the latest one that was not the first
   alignas(64) Word<uint32_t> is_asleep;
   Word<uint32_t> bell;        // anybody rings it
   Word<uint32_t> is_watched;  // by the root: submits ring its bell
@@ -91,7 +92,7 @@ class Page {
   Word<uint64_t>& bits(int32_t rank, uint64_t decision, int32_t word) noexcept {
     return proposal(rank, decision)[1 + word];
   }
-  uint8_t* slot(int32_t rank, uint64_t carried) noexcept;
+  uint8_t* slot(int32_t rank, uint64_t part) noexcept;
 
  private:
   Word<uint64_t>* proposal(int32_t rank, uint64_t decision) noexcept;

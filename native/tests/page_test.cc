@@ -2,7 +2,9 @@
 
 #include "page/page.h"
 
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +17,7 @@
 
 #include "kernels/spin.h"
 #include "page/agreement.h"
+#include "page/carrier.h"
 #include "tests/check.h"
 
 namespace hvd::page {
@@ -135,31 +138,193 @@ void test_messages_and_closings(int32_t size) {
   });
 }
 
-// Ranks carry the bytes of name 0, except that one of them now and then does not. All find the bytes of all, or none.
+uint8_t byte_of(int32_t rank, uint32_t round, size_t at) { return static_cast<uint8_t>(31 * rank + 7 * round + at); }
+
+// All ranks' bytes, one after the other.
+struct Gathered {
+  Gathered(int32_t size, uint64_t bytes) : out(static_cast<size_t>(size) * bytes) {
+    for (int32_t rank = 0; rank < size; ++rank) pieces.push_back({rank, 0, static_cast<int32_t>(bytes)});
+    recipe = {nullptr, pieces.data(), size, bytes};
+  }
+
+  // As `rank` carries it; it has half of the bytes in odd rounds if it is rank 1.
+  Carried of(int32_t rank, uint32_t round) {
+    in.resize(recipe.bytes / (rank == 1 && round % 2 ? 2 : 1));
+    for (size_t at = 0; at < in.size(); ++at) in[at] = byte_of(rank, round, at);
+    pieces[1].bytes = static_cast<int32_t>(round % 2 ? recipe.bytes / 2 : recipe.bytes);
+    return {in.data(), in.size(), out.data(), &recipe};
+  }
+
+  bool is_right(uint32_t round) const {
+    const uint8_t* read = out.data();
+    for (const hvd_piece& piece : pieces) {
+      for (int32_t at = 0; at < piece.bytes; ++at) {
+        if (*read++ != byte_of(piece.rank, round, static_cast<size_t>(at))) return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<uint8_t> in, out;
+  std::vector<hvd_piece> pieces;
+  hvd_recipe recipe;
+};
+
+// Ranks carry name 0, in one to four parts, except that one of them now and then does not. All move it, or none.
 void test_carried(int32_t size) {
-  Ranks ranks({size, 64, 128});
+  constexpr int32_t kSlotBytes = 128;
+  Ranks ranks({size, 64, kSlotBytes});
   ranks.run([&](int32_t rank, Agreement& agreement) {
+    Carrier carrier(ranks.page, rank);
+    hvd_spin spin = {rank % 2 * 20'000, 0, 0};
     for (uint32_t round = 0; round < 2000; ++round) {
       const bool is_carried = round % 7 != static_cast<uint32_t>(rank);
-      if (is_carried) std::memset(ranks.page.slot(rank, agreement.carried()), static_cast<int>(round + rank), 100);
+      Gathered gathered(size, round * 37 % (4 * kSlotBytes + 1));
+      const Carried tensor = gathered.of(rank, round);
+      CHECK(carrier.can_carry(tensor));
+      if (is_carried) carrier.put_first(tensor);
       const Submission submission = {0, false, is_carried};
       CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
       bool are_carried = is_carried;
-      for (bool is_decided = false, is_over = false; is_carried && !is_decided && !is_over;) {
+      Decision decision = {};
+      for (bool is_over = false; is_carried && decision.kind == Kind::kNone && !is_over;) {
         const uint32_t rung = agreement.rung();
-        CHECK(agreement.next_carried(0, &is_decided, &is_over) == HVD_OK);
-        are_carried = is_decided;
-        if (!is_decided && !is_over) CHECK(agreement.sleep(rung, monotonic_ns() + 60 * kSecond) == HVD_OK);
+        CHECK(agreement.next_carried(0, &decision, &is_over) == HVD_OK);
+        are_carried = !is_over;
+        if (decision.kind == Kind::kNone && !is_over)
+          CHECK(agreement.sleep(rung, monotonic_ns() + 60 * kSecond) == HVD_OK);
       }
       if (!are_carried) CHECK(decision_of(agreement).carried[0] == 0);
       CHECK(are_carried == (round % 7 >= static_cast<uint32_t>(size)));
-      for (int32_t other = 0; are_carried && other < size; ++other) {
-        const uint8_t* slot = ranks.page.slot(other, agreement.consumed());
-        CHECK(std::all_of(slot, slot + 100, [&](uint8_t each) { return each == static_cast<uint8_t>(round + other); }));
-      }
-      if (are_carried) agreement.consume();
+      if (!are_carried) continue;
+      hvd_status status = HVD_BUSY;
+      while (status == HVD_BUSY) status = carrier.move(tensor, &spin, monotonic_ns() + 1000 * (round % 50), true);
+      CHECK(status == HVD_OK && gathered.is_right(round));
+      agreement.consume();
     }
   });
+}
+
+// A rank of a job of two whose calls go through the C interface, and a peer that is made of the parts.
+struct Pair {
+  Pair() : fd(memfd_create("page", MFD_CLOEXEC)) {
+    CHECK(ftruncate(fd, static_cast<off_t>(kGeometry.bytes())) == 0);
+    for (int32_t& bell : bells) bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    CHECK(hvd_page_open(fd, 0, 2, kGeometry.names, kGeometry.slot_bytes, bells, 0, &rank) == HVD_OK);
+    CHECK(page.map(fd, kGeometry) == HVD_OK);
+    agreement = std::make_unique<Agreement>(page, 1);
+    carrier = std::make_unique<Carrier>(page, 1);
+  }
+  ~Pair() {
+    hvd_page_close(rank);
+    hvd_page_free(rank);
+    close(fd);
+    for (int32_t bell : bells) close(bell);
+  }
+
+  int32_t next() {
+    CHECK(hvd_page_next(rank, 1, &decision, nullptr) == HVD_OK);
+    return decision.kind;
+  }
+
+  // The call of rank 0 in `round`, whose tensor the peer has put and submitted. Returns what it does.
+  int64_t call(uint32_t round, Gathered& own, Gathered& others) {
+    CHECK(next() == HVD_DECIDED_NOTHING);
+    peers = others.of(1, round);
+    carrier->put_first(peers);
+    const Submission submission = {5, false, true};
+    CHECK(agreement->submit(&submission, 1, 1) == HVD_OK);
+    const Carried tensor = own.of(0, round);
+    asked = {};
+    asked.version = *hvd_page_version(rank);
+    asked.in = tensor.in;
+    asked.out = tensor.out;
+    asked.recipe = tensor.recipe;
+    asked.name = 5;
+    asked.bytes = static_cast<uint32_t>(tensor.bytes);
+    const int64_t outcome = hvd_page_call(rank, &asked);
+    Decision taken;
+    CHECK(agreement->next(&taken) == HVD_OK && taken.kind == Kind::kTensors && taken.carried[0] == 1 << 5);
+    return outcome;
+  }
+
+  // The peer moves the tensor.
+  void move() {
+    hvd_spin spin = {};
+    CHECK(carrier->move(peers, &spin, monotonic_ns() + 60 * kSecond, true) == HVD_OK);
+    agreement->consume();
+  }
+
+  static constexpr Geometry kGeometry = {2, 64, 128};
+  int fd;
+  int32_t bells[2];
+  hvd_page* rank = nullptr;
+  Page page;
+  std::unique_ptr<Agreement> agreement;
+  std::unique_ptr<Carrier> carrier;
+  Carried peers = {};
+  hvd_call asked = {};
+  hvd_decision decision = {};
+};
+
+// While a peer does not put its next part, a call returns. It is resumed, or a turn takes it over.
+void test_calls_that_wait_for_parts() {
+  Pair pair;
+  for (uint32_t round = 0; round < 12; ++round) {
+    Gathered own(2, 500), others(2, 500);
+    int64_t outcome = pair.call(round, own, others);
+    CHECK(outcome > HVD_CALL_LEFT && pair.asked.outcome == HVD_CALL_LEFT);
+    outcome = hvd_page_resume(pair.rank, &pair.asked, outcome);
+    CHECK(outcome > HVD_CALL_LEFT);
+    if (round % 3 == 0) {
+      std::thread peer([&] { pair.move(); });
+      while (outcome > HVD_CALL_LEFT) outcome = hvd_page_resume(pair.rank, &pair.asked, outcome);
+      CHECK(outcome == HVD_CALL_DONE && pair.asked.outcome == HVD_CALL_DONE);
+      peer.join();
+    } else {
+      CHECK(hvd_page_adopt(pair.rank) == 1 && hvd_page_adopt(pair.rank) == 0);
+      CHECK(hvd_page_resume(pair.rank, &pair.asked, outcome) == HVD_CALL_LEFT);
+      CHECK(pair.next() == HVD_DECIDED_TENSORS && pair.decision.tensors[0] == 1 << 5);
+      CHECK(pair.decision.carried[0] == 1 << 5 && pair.next() == HVD_DECIDED_NOTHING);
+      hvd_call early = pair.asked;
+      early.version = *hvd_page_version(pair.rank);
+      CHECK(hvd_page_call(pair.rank, &early) == HVD_CALL_REFUSED);
+      std::thread peer([&] { pair.move(); });
+      CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_OK);
+      peer.join();
+    }
+    CHECK(own.is_right(round) && others.is_right(round));
+  }
+}
+
+// The end of the page ends a call, and then `hvd_page_give_up` whoever goes on with its tensor.
+void test_a_peer_that_puts_no_more_parts() {
+  Pair pair;
+  Gathered own(2, 500), others(2, 500);
+  const int64_t ticket = pair.call(0, own, others);
+  CHECK(ticket > HVD_CALL_LEFT);
+  pair.page.abort();
+  CHECK(hvd_page_resume(pair.rank, &pair.asked, ticket) == HVD_CALL_LEFT);
+  CHECK(hvd_page_adopt(pair.rank) == 1 && pair.next() == HVD_DECIDED_TENSORS);
+  hvd_status status = HVD_OK;
+  std::thread collecting(
+      [&] { status = hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe); });
+  hvd_page_give_up(pair.rank);
+  collecting.join();
+  CHECK(status == HVD_ABORTED);
+}
+
+void test_parts_that_cannot_be() {
+  Pair pair;
+  Gathered own(2, 500), others(2, 500);
+  const int64_t ticket = pair.call(0, own, others);
+  CHECK(ticket > HVD_CALL_LEFT);
+  pair.page.line(1).parts.store(7);
+  CHECK(hvd_page_resume(pair.rank, &pair.asked, ticket) == HVD_CALL_LEFT);
+  CHECK(hvd_page_adopt(pair.rank) == 1);
+  CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_INVALID);
+  own.pieces[0].offset = 1;
+  CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_INVALID);
 }
 
 // A rank that submits again, while the root has not applied the decision before, is not named as the last one for it.
@@ -233,6 +398,9 @@ int main() {
   test_messages_and_closings(4);
   test_carried(2);
   test_carried(3);
+  test_calls_that_wait_for_parts();
+  test_a_peer_that_puts_no_more_parts();
+  test_parts_that_cannot_be();
   test_news();
   test_abort();
   test_damage();

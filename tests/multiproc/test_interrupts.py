@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import hvdlite as hvd
@@ -25,7 +26,7 @@ from hvdlite.groups import sets
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, interrupt_everywhere, raise_interrupt
-from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
+from tests.harness.patience import LAST_RESORTS, NEVER_SILENT, until
 
 
 def _array(value: float) -> Any:
@@ -38,6 +39,9 @@ _CALLS: dict[str, Callable[[float], float]] = {
     "allreduce_": lambda value: float(hvd.allreduce_(_array(value), name="in place", op=hvd.Sum)[0]),
     "grouped_allreduce": lambda value: float(
         hvd.grouped_allreduce([_array(0), _array(value)], name="grouped", op=hvd.Sum)[1][0]
+    ),
+    "allreduce in parts": lambda value: float(
+        hvd.allreduce(np.full(1 << 17, value, np.float32), name="large", op=hvd.Sum)[-1]
     ),
     "allgather": lambda value: float(hvd.allgather(_array(value), name="gathered").sum() / 8),
 }
@@ -157,6 +161,40 @@ def test_a_batch_that_waits_for_a_stopped_rank_is_interrupted_and_goes_on(plane:
     with ProcessRanks(2, _stops_in_a_batch, environ={"HVDLITE_PLANE": plane, **NEVER_SILENT}) as ranks:
         ranks.wait_for("interrupted", 0)
         os.kill(ranks.pid(1), signal.SIGCONT)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
+def _stops_while_tensors_move(turns: int) -> str:
+    """Rank 1 stops itself at some time in each turn, mostly while a call moves the parts of a tensor."""
+    hvd.init()
+    ones, twos = (np.full(1 << 18, value, np.float32) for value in (1, 2))
+    for turn in range(turns):
+        if hvd.rank() == 1:
+            stopping = threading.Timer(0.05 + turn / 1000, os.kill, (os.getpid(), signal.SIGSTOP))
+            stopping.start()
+            while (result := hvd.allreduce(ones, name="a", op=hvd.Sum))[0] != 3:
+                np.testing.assert_array_equal(result, 2 * ones)
+            stopping.join()
+        else:
+            raise_in_a_wait(Interrupt, 0.4)
+            with contextlib.suppress(Interrupt):
+                while True:
+                    np.testing.assert_array_equal(hvd.allreduce(ones, name="a", op=hvd.Sum), 2 * ones)
+            reached(f"interrupted {turn}")  # rank 1 goes on only now
+            result = hvd.allreduce(twos, name="a", op=hvd.Sum)  # behind the call that was interrupted
+        np.testing.assert_array_equal(result, 3 * ones)
+    hvd.shutdown()
+    return "ok"
+
+
+def test_a_call_that_waits_for_parts_of_a_stopped_rank_is_interrupted_and_goes_on() -> None:
+    turns = 8
+    with ProcessRanks(2, _stops_while_tensors_move, turns, environ={"HVDLITE_SPIN": "50", **NEVER_SILENT}) as ranks:
+        stopped = psutil.Process(ranks.pid(1))
+        for turn in range(turns):
+            ranks.wait_for(f"interrupted {turn}", 0)
+            until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+            stopped.send_signal(signal.SIGCONT)
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -22,7 +23,7 @@ from tests.harness import pause_at, process_ranks, reached
 from tests.harness.processes import ProcessRanks
 
 _DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
-_LENGTHS = (0, 1, 3, 1000, 2048, 4096, 4097, 20_000)
+_LENGTHS = (0, 1, 3, 1000, 2048, 4096, 4097, 20_000, 70_001)
 _OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 
 
@@ -83,14 +84,19 @@ def _all_types_and_sizes() -> tuple[list[bytes], Counter[str]]:
     return results, counts
 
 
-@pytest.mark.parametrize(("count", "plane"), [(1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "ring")])
-def test_all_types_and_sizes_have_the_same_bits_as_without_the_page(count: int, plane: str) -> None:
-    """A ring adds in another order, so there no call takes the short way."""
+@pytest.mark.parametrize(
+    ("count", "plane", "spin"),
+    [(1, "auto", "-1"), (2, "auto", "-1"), (3, "auto", "20"), (5, "auto", "-1"), (3, "ring", "-1")],
+)
+def test_all_types_and_sizes_have_the_same_bits_as_without_the_page(count: int, plane: str, spin: str) -> None:
+    """A ring adds in another order, so there no call takes the short way. Ranks that spin move tensors in parts."""
     with_page, without = (
         [
             outcome.result()
             for outcome in process_ranks(
-                count, _all_types_and_sizes, environ={"HVDLITE_PAGE": page, "HVDLITE_PLANE": plane}
+                count,
+                _all_types_and_sizes,
+                environ={"HVDLITE_PAGE": page, "HVDLITE_PLANE": plane, "HVDLITE_SPIN": spin},
             )
         ]
         for page in ("1", "0")
@@ -113,7 +119,7 @@ def _all_kinds() -> tuple[list[bytes], Counter[str]]:
         results.extend(each.tobytes() + repr((each.shape, each.dtype)).encode() for each in found)
 
     with _Counted() as counts:
-        for rows, columns in ((0, 3), (1, 1), (5, 3), (40, 100), (200, 100), (400, 100)):
+        for rows, columns in ((0, 3), (1, 1), (5, 3), (40, 100), (200, 100), (400, 100), (2000, 100)):
             for root in range(min(size, 2)):
                 of = f"{rows} {columns} {root}"
                 mine = _mine("float32", rows * columns, rank).reshape(rows, columns)
@@ -136,10 +142,13 @@ def _all_kinds() -> tuple[list[bytes], Counter[str]]:
     return results, counts
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_all_kinds_have_the_same_results_as_without_the_page(count: int) -> None:
+@pytest.mark.parametrize(("count", "spin"), [(1, "-1"), (2, "20"), (3, "-1")])
+def test_all_kinds_have_the_same_results_as_without_the_page(count: int, spin: str) -> None:
     with_page, without = (
-        [outcome.result() for outcome in process_ranks(count, _all_kinds, environ={"HVDLITE_PAGE": page})]
+        [
+            outcome.result()
+            for outcome in process_ranks(count, _all_kinds, environ={"HVDLITE_PAGE": page, "HVDLITE_SPIN": spin})
+        ]
         for page in ("1", "0")
     )
     for (results, counts), (expected, _) in zip(with_page, without, strict=True):
@@ -274,6 +283,33 @@ def test_a_rank_that_dies_ends_the_calls_of_the_others() -> None:
         for rank in range(2):
             assert outcomes[rank].result() == 2
             assert ranks.time_of("lost", rank) - killed < 5.0
+
+
+def _lose_one_that_calls() -> int:
+    hvd.init()
+    large = np.ones(1 << 18, np.float32)
+    for step in itertools.count():
+        try:
+            assert hvd.allreduce(large, name="a", op=hvd.Sum)[-1] == hvd.size()
+        except hvd.PeerLost as error:
+            reached("lost")
+            hvd.shutdown()
+            return error.rank
+        if step == 20:
+            reached("ready")
+    raise AssertionError
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_rank_that_dies_while_a_tensor_moves_ends_the_calls_of_the_others(count: int) -> None:
+    for _ in range(3):
+        with ProcessRanks(count, _lose_one_that_calls, environ={"HVDLITE_SPIN": "20"}) as ranks:
+            ranks.wait_for("ready")
+            killed = ranks.kill(count - 1)
+            outcomes = ranks.join()
+            for rank in range(count - 1):
+                assert outcomes[rank].result() == count - 1
+                assert ranks.time_of("lost", rank) - killed < 5.0
 
 
 def _lose_one() -> int | None:

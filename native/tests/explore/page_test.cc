@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "page/agreement.h"
+#include "page/carrier.h"
 #include "tests/check.h"
 #include "tests/explore/explorer.h"
 
@@ -25,12 +26,13 @@ struct Digest {
     hash = mix(mix(hash, agreement.carried_), agreement.consumed_);
     return hash;
   }
+  static uint64_t of(const Carrier& carrier) { return mix(carrier.number_, carrier.part_); }
   static uint64_t mix(uint64_t hash, uint64_t value) { return explore::mix(hash, value); }
 };
 
 namespace {
 
-constexpr int kMostRanks = 3, kMostNames = 4, kMostDecisions = 32;
+constexpr int kMostRanks = 3, kMostNames = 4, kMostDecisions = 32, kSlotBytes = 128, kMostParts = 4;
 
 struct Case {
   int ranks, names, rounds;
@@ -42,11 +44,41 @@ struct Case {
   bool has_bells = false;    // ranks sleep on bells of their own
   bool carries = false;      // ranks with nothing else in flight carry name 0, but rank 0 not in round 2
   int slots = 2;             // for these
+  int parts = 0;             // of these, if `Carrier` moves them
+};
+
+// What ranks carry: one byte for each part, and the rank, round and part in it.
+struct Tensor {
+  static uint8_t byte_of(int rank, int round, int part) {
+    return static_cast<uint8_t>(round * 16 + rank * 4 + part + 1);
+  }
+
+  Carried of(int rank, int round, const Case& plan) {
+    const int32_t bytes = (plan.parts - 1) * kSlotBytes + 1;
+    for (int part = 0; part < plan.parts; ++part) in[part * kSlotBytes] = byte_of(rank, round, part);
+    for (int other = 0; other < plan.ranks; ++other) pieces[other] = {other, 0, bytes};
+    recipe = {nullptr, pieces, plan.ranks, static_cast<uint64_t>(bytes)};
+    return {in, recipe.bytes, out, &recipe};
+  }
+
+  bool is_right(int round, const Case& plan) const {
+    for (int other = 0; other < plan.ranks; ++other) {
+      for (int part = 0; part < plan.parts; ++part) {
+        if (out[other * pieces[0].bytes + part * kSlotBytes] != byte_of(other, round, part)) return false;
+      }
+    }
+    return true;
+  }
+
+  uint8_t in[kMostParts * kSlotBytes], out[kMostRanks * kMostParts * kSlotBytes];
+  hvd_piece pieces[kMostRanks];
+  hvd_recipe recipe;
 };
 
 // One case, and what happens in one run of it, seen from outside.
 struct World : Bells {
-  explicit World(const Case& of) : plan(of), geometry{of.ranks, kMostNames}, memory(geometry.bytes() + 128) {
+  explicit World(const Case& of)
+      : plan(of), geometry{of.ranks, kMostNames, of.parts > 0 ? kSlotBytes : 0}, memory(geometry.bytes() + 128) {
     void* start = memory.data();
     size_t room = memory.size();
     base = std::align(128, geometry.bytes(), start, room);
@@ -56,8 +88,10 @@ struct World : Bells {
     page = std::make_unique<Page>();
     page->adopt(base, geometry);
     agreements.clear();
+    carriers.clear();
     for (int rank = 0; rank < plan.ranks; ++rank)
       agreements.push_back(std::make_unique<Agreement>(*page, rank, plan.has_bells ? this : nullptr));
+    for (int rank = 0; rank < plan.ranks; ++rank) carriers.push_back(std::make_unique<Carrier>(*page, rank));
     std::memset(submits, 0, sizeof submits);
     std::memset(runs, 0, sizeof runs);
     std::memset(collected, 0, sizeof collected);
@@ -94,9 +128,13 @@ struct World : Bells {
 
   void submit(int rank, int name) {
     Agreement& agreement = *agreements[rank];
-    const bool is_carried = plan.carries && name == 0 && !(rank == 0 && submits[rank][0] == 2) &&
+    const bool is_carried = plan.carries && name == 0 && !(plan.parts == 0 && rank == 0 && submits[rank][0] == 2) &&
                             std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1);
-    if (is_carried) slots[rank][agreement.carried() % plan.slots].set(bytes_of(rank, submits[rank][0]));
+    if (is_carried && plan.parts > 0) {
+      carriers[rank]->put_first(tensors[rank].of(rank, submits[rank][0], plan));
+    } else if (is_carried) {
+      slots[rank][agreement.carried() % plan.slots].set(bytes_of(rank, submits[rank][0]));
+    }
     const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name]), is_carried};
     if (agreements[rank]->submit(&submission, 1, 1) != HVD_OK) explore::fail("submit is refused");
     settle(rank);
@@ -147,7 +185,14 @@ struct World : Bells {
   // Reads what all ranks have carried.
   void collect(int rank) {
     Agreement& agreement = *agreements[rank];
-    for (int other = 0; other < plan.ranks; ++other) {
+    if (plan.parts > 0) {
+      Tensor& tensor = tensors[rank];
+      hvd_spin spin = {};
+      if (carriers[rank]->move(tensor.of(rank, runs[rank][0], plan), &spin, INT64_MAX, true) != HVD_OK ||
+          !tensor.is_right(runs[rank][0], plan))
+        explore::fail("other bytes are moved");
+    }
+    for (int other = 0; plan.parts == 0 && other < plan.ranks; ++other) {
       if (slots[other][agreement.consumed() % plan.slots].get() != bytes_of(other, runs[rank][0]))
         explore::fail("other bytes are read");
     }
@@ -186,7 +231,7 @@ struct World : Bells {
   }
 
   void settle(int rank) {
-    uint64_t hash = Digest::of(*agreements[rank]);
+    uint64_t hash = explore::mix(Digest::of(*agreements[rank]), Digest::of(*carriers[rank]));
     for (int name = 0; name < kMostNames; ++name) {
       hash = explore::mix(hash, static_cast<uint64_t>(submits[rank][name] << 8 | runs[rank][name]));
     }
@@ -199,6 +244,8 @@ struct World : Bells {
   void* base;
   std::unique_ptr<Page> page;
   std::vector<std::unique_ptr<Agreement>> agreements;
+  std::vector<std::unique_ptr<Carrier>> carriers;
+  Tensor tensors[kMostRanks];
   Word<uint64_t> slots[kMostRanks][2];
   Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks], bells[kMostRanks];
   // By rank.
@@ -234,6 +281,7 @@ void show(const Case& plan, const explore::Outcome& outcome) {
   if (plan.has_closing) text += ", a closing";
   if (plan.has_bells) text += ", bells";
   if (plan.carries) text += ", carried";
+  if (plan.parts > 0) text += " in " + std::to_string(plan.parts) + " part(s)";
   if (!outcome.fault.empty()) text += ": " + outcome.fault;
   std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
   std::fflush(stdout);
@@ -268,6 +316,9 @@ const std::vector<Case> kSoon = {
     {2, 1, 4, 0, kAny, 0, false, false, false, true},
     {2, 1, 3, 2, 3, 0, false, false, false, true},
     {3, 1, 4, 0, 2, 0, false, false, false, true},
+    {2, 1, 2, 0, 3, 0, false, false, false, true, 2, 3},
+    {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 2},
+    {3, 1, 1, 0, 2, 0, false, false, false, true, 2, 3},
 };
 
 // A minute on an idle core.
@@ -287,6 +338,12 @@ void test_that_faults_are_found() {
   const explore::Outcome outcome = explore_case(with_one_slot);
   show(with_one_slot, outcome);
   CHECK(!outcome.fault.empty());
+  const Case in_parts = {2, 1, 1, 1, 4, 0, false, false, false, true, 2, 3};
+  for (Fault fault : {Fault::kNoFence, Fault::kNoWake}) {
+    const explore::Outcome found = explore_case(in_parts, fault);
+    show(in_parts, found);
+    CHECK(!found.fault.empty());
+  }
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class Rank:
             version=1,
             size=2,
             names=64,
-            slot_bytes=1024,
+            most_bytes=1024,
             rank=0,
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,

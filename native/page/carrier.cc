@@ -1,0 +1,121 @@
+#include "page/carrier.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/reduce.h"
+
+namespace hvd::page {
+
+bool Carrier::can_carry(const Carried& tensor) const noexcept {
+  const uint64_t most = tensor.recipe->bytes;
+  return tensor.bytes <= most && (most == 0 || page_.geometry().slot_bytes > 0);
+}
+
+void Carrier::put(const Carried& tensor, uint64_t part) noexcept {
+  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), begin = part * slot_bytes;
+  if (begin >= tensor.bytes) return;
+  std::memcpy(page_.slot(own_, number_), static_cast<const uint8_t*>(tensor.in) + begin,
+              std::min(slot_bytes, tensor.bytes - begin));
+}
+
+hvd_status Carrier::move(const Carried& tensor, hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept {
+  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), most = tensor.recipe->bytes;
+  const uint64_t parts = most == 0 ? 1 : (most + slot_bytes - 1) / slot_bytes;
+  for (;;) {
+    if (part_ > 0) {
+      if (hvd_status status = await(spin, until_ns, ends_with_page)) return status;
+    }
+    if (hvd_status status = read(tensor)) return status;
+    ++number_;
+    if (++part_ == parts) break;
+    put(tensor, part_);
+    tell();
+  }
+  part_ = 0;
+  return HVD_OK;
+}
+
+// Counts the part that was put, and wakes the ranks that sleep.
+void Carrier::tell() noexcept {
+  page_.line(own_).parts.store(number_ + 1);
+  fence();  // before this rank reads who sleeps
+  for (int32_t rank = 0; rank < page_.geometry().size; ++rank) {
+    Line& line = page_.line(rank);
+    if (rank == own_ || line.is_asleep.load() == 0) continue;
+    line.bell.increment();
+    line.bell.wake();
+  }
+}
+
+// HVD_OK if the next part of all ranks is there, HVD_BUSY if not.
+hvd_status Carrier::look() noexcept {
+  for (int32_t rank = 0; rank < page_.geometry().size; ++rank) {
+    const int64_t ahead = static_cast<int64_t>(page_.line(rank).parts.load() - (number_ + 1));
+    if (ahead < 0) return HVD_BUSY;
+    if (ahead > 1) return HVD_INVALID;  // it would have had to find this rank's next part
+  }
+  return HVD_OK;
+}
+
+hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept {
+  Line& line = page_.line(own_);
+  const int64_t start_ns = monotonic_ns(), limit_ns = spin_ns(*spin);
+  bool may_spin = limit_ns > 0;
+  for (;;) {
+    const uint32_t rung = line.bell.load();
+    hvd_status status = look();
+    if (status == HVD_BUSY && may_spin) {
+      may_spin = false;
+      do {
+        for (int i = 0; i < 64 && status == HVD_BUSY; ++i) status = look();
+      } while (status == HVD_BUSY && monotonic_ns() - start_ns < limit_ns);
+      note_wait(spin, status != HVD_BUSY);
+    }
+    if (status != HVD_BUSY) return status;
+    if (is_given_up_ || (ends_with_page && page_.header().aborted.load() != 0)) return HVD_ABORTED;
+    if (monotonic_ns() >= until_ns) return HVD_BUSY;
+    line.is_asleep.store(1);
+    fence();  // before the last look
+    if (look() == HVD_BUSY) line.bell.sleep(rung, until_ns);
+    line.is_asleep.store(0);
+  }
+}
+
+void Carrier::give_up() noexcept {
+  is_given_up_ = true;
+  page_.line(own_).bell.increment();
+  page_.line(own_).bell.wake();
+}
+
+// Makes of the present part what the recipe says.
+hvd_status Carrier::read(const Carried& tensor) noexcept {
+  const int32_t size = page_.geometry().size;
+  const hvd_recipe& recipe = *tensor.recipe;
+  const int64_t slot_bytes = page_.geometry().slot_bytes, most = static_cast<int64_t>(recipe.bytes);
+  const int64_t first = static_cast<int64_t>(part_) * slot_bytes, last = std::min(first + slot_bytes, most);
+  uint8_t* write = static_cast<uint8_t*>(tensor.out);
+  for (int32_t i = 0; i < recipe.count; ++i) {
+    const hvd_piece& piece = recipe.pieces[i];
+    if (piece.rank < 0 || piece.rank >= size || piece.offset < 0 || piece.bytes < 0 || piece.offset > most ||
+        piece.bytes > most - piece.offset)
+      return HVD_INVALID;
+    const int64_t begin = std::max<int64_t>(piece.offset, first);
+    const int64_t bytes = std::min<int64_t>(piece.offset + int64_t{piece.bytes}, last) - begin;
+    if (bytes > 0) {
+      uint8_t* to = write + (begin - piece.offset);
+      if (recipe.reduction != nullptr) {
+        for (int32_t rank = 0; rank < size; ++rank)
+          inputs_[static_cast<size_t>(rank)] = page_.slot(rank, number_) + (begin - first);
+        const uint64_t items = static_cast<uint64_t>(bytes) / item_bytes(recipe.reduction->dtype);
+        reduce(to, inputs_.data(), size, items, *recipe.reduction);
+      } else {
+        std::memcpy(to, page_.slot(piece.rank, number_) + (begin - first), static_cast<size_t>(bytes));
+      }
+    }
+    write += piece.bytes;
+  }
+  return HVD_OK;
+}
+
+}  // namespace hvd::page
