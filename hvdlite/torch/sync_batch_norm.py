@@ -126,11 +126,12 @@ def _moments_of_all(input: torch.Tensor, name: str, process_set: ProcessSet) -> 
     """Computes the moments of the inputs of all ranks, which may have different numbers of values, or none."""
     features = input.shape[1]
     count = input.numel() // features
-    own = torch.zeros(2 * features + 1, dtype=torch.float64, device=input.device)
-    if count > 0:
-        others = [dimension for dimension in range(input.dim()) if dimension != 1]
-        own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
-        own[-1] = count
+    wide = _widened(input)
+    if count > 0:  # as torch's own layer does, in a third of the time of `var_mean`
+        moments = torch.batch_norm_update_stats(wide, None, None, 0.0)
+        own = torch.cat((*moments, moments[0].new_full((1,), count))).double()
+    else:
+        own = torch.zeros(2 * features + 1, dtype=torch.float64, device=input.device)
     # Reading the sum of the counts from a GPU would make the host wait for all the GPU's work.
     counted = None
     if own.is_cuda:
@@ -142,12 +143,14 @@ def _moments_of_all(input: torch.Tensor, name: str, process_set: ProcessSet) -> 
         if counted is not None:
             abandon(counted)
         raise
-    means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
-    total = counts.sum().clamp(min=1)
-    mean = (counts * means).sum(dim=0) / total
-    variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total
-    values = counts if counted is None else synchronize(counted)
-    return _Moments(mean, variance, int(values.sum()), name)
+    table: Any = gathered if gathered.is_cuda else gathered.numpy()  # which takes a quarter of the time
+    means, variances, counts = table[:, :features], table[:, features:-1], table[:, -1:]
+    total = counts.sum()
+    shares = counts / (total + (total == 0))
+    mean = (shares * means).sum(0)
+    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
+    values = int(total if counted is None else synchronize(counted).sum())
+    return _Moments(torch.as_tensor(mean, dtype=wide.dtype), torch.as_tensor(variance, dtype=wide.dtype), values, name)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,58 +173,50 @@ class _Normalize(torch.autograd.Function):
     ) -> torch.Tensor:
         context.save_for_backward(input, weight, bias)
         context.whole, context.eps, context.process_set = whole, eps, process_set
-        wide = _widened(input).dtype
-        mean, variance = whole.mean.to(wide), whole.variance.to(wide)
+        wide = whole.mean.dtype
         scale = None if weight is None else weight.to(wide)
         shift = None if bias is None else bias.to(wide)
-        return torch.nn.functional.batch_norm(input, mean, variance, scale, shift, training=False, eps=eps)
+        return torch.nn.functional.batch_norm(input, whole.mean, whole.variance, scale, shift, eps=eps)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         input, weight, bias = context.saved_tensors
+        whole, eps = context.whole, context.eps
         wide = _widened(input)
-        mean, variance = context.whole.mean.to(wide.dtype), context.whole.variance.to(wide.dtype)
-        scale = torch.ones_like(mean) if weight is None else weight.to(wide.dtype)
-        from_input, from_scale, from_shift = _with_moments_fixed(
-            gradients[0].to(wide.dtype), wide, scale, mean, variance, context.eps
-        )
+        gradient = gradients[0].to(wide.dtype)
+        inverse = (whole.variance + eps).rsqrt()
+        from_scale, from_shift = _sums(gradient, wide, whole, inverse, eps)
+        from_input = None
         if context.needs_input_grad[0]:
-            sums = torch.cat([from_shift, from_scale])
-            name = f"{context.whole.name}.backward"
+            sums = torch.cat((from_shift, from_scale))
+            name = f"{whole.name}.backward"
             collectives.allreduce_(sums, name=name, op=Sum, process_set=context.process_set)
-            shift_sum, scale_sum = (sums / context.whole.values).chunk(2)
-            inverse = (variance + context.eps).rsqrt()
-            columns = [-1, *[1] * (input.dim() - 2)]
-            from_input -= (scale * inverse * shift_sum).view(columns)
-            from_input.addcmul_(
-                wide - mean.view(columns), (scale * inverse.square() * scale_sum).view(columns), value=-1
-            )
+            slope = inverse if weight is None else inverse * weight.to(wide.dtype)
+            shift, scale = (sums / -whole.values).view(2, -1) * slope
+            from_input = torch.nn.functional.batch_norm(wide, whole.mean, whole.variance, scale, shift, eps=eps)
+            from_input.addcmul_(gradient, slope.view(-1, *[1] * (input.dim() - 2)))
+            from_input = from_input.to(input.dtype)
         return (
-            from_input.to(input.dtype) if context.needs_input_grad[0] else None,
+            from_input,
             from_scale.to(weight.dtype) if context.needs_input_grad[1] else None,
             from_shift.to(bias.dtype) if context.needs_input_grad[2] else None,
             *[None] * 3,
         )
 
 
-def _with_moments_fixed(
-    gradient: torch.Tensor,
-    input: torch.Tensor,
-    scale: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of input, weight and bias on this rank as if the moments were constant."""
+def _sums(
+    gradient: torch.Tensor, input: torch.Tensor, whole: _Moments, inverse: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the gradients of weight and bias on this rank. ``inverse`` is that of the standard deviations."""
     if input.numel() == 0:  # torch divides by the number of elements here
-        return torch.zeros_like(input), torch.zeros_like(scale), torch.zeros_like(scale)
+        return torch.zeros_like(inverse), torch.zeros_like(inverse)
     # CUDA takes the moments from the second pair if the input has two dimensions or its channels are last.
-    inverse = (variance + eps).rsqrt()
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.native_batch_norm_backward(
-        gradient, input, scale, mean, variance, mean, inverse, False, eps, [True, True, True]
+    mean, variance = whole.mean, whole.variance
+    _, from_scale, from_shift = torch.ops.aten.native_batch_norm_backward(
+        gradient, input, None, mean, variance, mean, inverse, False, eps, [False, True, True]
     )
-    return result
+    return from_scale, from_shift
 
 
 convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm
