@@ -238,22 +238,21 @@ class Page:
         """Takes over a call that was left, with which this turn goes on. False if there is none."""
         return bool(self._library.hvd_page_adopt(self.handle))
 
-    def collect(self, source: int, nbytes: int, target: int, recipe: native.Recipe) -> None:
+    def collect(self, source: int, nbytes: int, target: int, recipe: native.Recipe, timeout_s: float) -> None:
         """Follows ``recipe`` for a carried tensor; ``source`` has the ``nbytes`` of this rank. Releases the GIL.
 
-        To be called in the order of the decisions. Waits until all ranks have moved the tensor. Raises the error of
-        `give_up`, or ProtocolError.
+        To be called in the order of the decisions. Waits until all ranks have put the tensor. Raises the error of
+        `give_up`, HorovodInternalError if nothing has come for ``timeout_s``, or ProtocolError.
         """
-        if status := self._collect(self.handle, source, nbytes, target, ctypes.byref(recipe)):
-            if status == native.ABORTED and self._error is not None:
-                raise self._error
+        status = self._collect(self.handle, source, nbytes, target, ctypes.byref(recipe), round(timeout_s * 1e9))
+        if status == native.INVALID:
             raise ProtocolError(_DAMAGED)
+        native.check(status, "moving a tensor in the page", self._error)
 
     def give_up(self, error: HvdError) -> None:
-        """Has `collect` raise ``error``, now and later. In a turn."""
+        """Has `collect` raise ``error``, soon and from then on. Any thread."""
         self._error = self._error or error
-        if not self._is_closed:
-            self._library.hvd_page_give_up(self.handle)
+        self._library.hvd_page_give_up(self.handle)
 
     # ----
 

@@ -48,16 +48,21 @@ def run(work: Work, planes: Planes) -> Completion | None:
             if entry.group is None and entry.nbytes:  # the rank has joined
                 entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
                 entry.target = entry.source
-        elif not is_intact(entry):
-            raise HorovodInternalError(
-                f"the storage of tensor {entry.name!r} was resized while the tensor was in flight, or to fewer bytes "
-                "than the tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
-            )
+        else:
+            _check(entry)
     work.nbytes = nbytes
     if first.device is not CPU and first.device.kind != CPU.kind:  # a decoded message has a CPU object of its own
         marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
         planes.of_device(first.device.kind).wait_for(marks)
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
+
+
+def _check(entry: Entry) -> None:
+    if not is_intact(entry):
+        raise HorovodInternalError(
+            f"the storage of tensor {entry.name!r} was resized while the tensor was in flight, or to fewer bytes "
+            "than the tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
+        )
 
 
 def is_intact(entry: Entry) -> bool:
@@ -119,14 +124,18 @@ def recipe_of(request: Request, rows: Rows, size: int, own: int) -> Recipe | Non
     return Recipe(found, nbytes[own], (sum(received), *request.shape[1:]), received)
 
 
-def collect(work: Work, page: Page) -> None:
-    """Runs a batch that a call has submitted, and whose bytes all ranks put into ``page``."""
+def collect(work: Work, page: Page, timeout_s: float) -> None:
+    """Runs a batch that a call has submitted, and whose bytes all ranks put into ``page``.
+
+    Raises HorovodInternalError as `run` does, and if no bytes come for ``timeout_s``.
+    """
     (entry,), (rows,) = work.entries, work.rows
     work.nbytes = entry.nbytes
     recipe = recipe_of(entry.request, rows, page.size, page.rank)
     if recipe is None:
         raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
-    page.collect(entry.source, recipe.nbytes, entry.target, recipe.native)
+    _check(entry)
+    page.collect(entry.source, recipe.nbytes, entry.target, recipe.native, timeout_s)
     entry.rows = recipe.rows
 
 

@@ -167,6 +167,7 @@ class Calls:
             news = page.news_of_call(count)
         if prepared.recipe is not None:
             entry.rows = prepared.recipe.rows
+            entry.allocate = None
         self._in_flight.withdraw(entry)
         entry.owner = None
         entry.error = None  # the group may have ended after the call, and failed all that it found in flight

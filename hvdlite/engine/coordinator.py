@@ -62,8 +62,6 @@ class Coordinator:
         self._on_end = on_end
         self._report = options.report
         self._link = link
-        self._page = page
-        self._planes = planes
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
@@ -190,9 +188,7 @@ class Coordinator:
         if self._end is None and end.kind is not EndKind.REMOVED:
             report(end.rank, fate_of(end), self._report)
         if end.kind not in ORDERLY:
-            self._planes.abort(error)  # even after the end: a batch agreed earlier may wait for the lost rank
-            if self._page is not None:
-                self._page.give_up(error)
+            self._executor.abort(error)  # even after the end: a batch agreed earlier may wait for the lost rank
         self.has_ended.set()  # the root agrees no batch after an end
         if self._end is not None:
             return

@@ -46,9 +46,11 @@ class Executor:
         on_done: Callable[[], None],
         on_failure: Callable[[HvdError], None],
         page: Page | None = None,
+        progress_timeout_s: float = 0.0,
     ) -> None:
         self._planes = planes
         self._page = page
+        self._progress_timeout_s = progress_timeout_s  # of what moves in the page
         self._in_flight = in_flight
         self._observer = observer
         self._on_done = on_done
@@ -102,6 +104,12 @@ class Executor:
                 break
         return has_run
 
+    def abort(self, error: HvdError) -> None:
+        """Has the batch that runs, and all later ones, fail with ``error``. Any thread."""
+        self._planes.abort(error)
+        if self._page is not None:
+            self._page.give_up(error)
+
     def close(self, scope: Scope) -> bool:
         """Ends the thread once all queued batches have finished.
 
@@ -136,7 +144,7 @@ class Executor:
                 for issued in self._issued.values():
                     issued.drain()
             if work.is_carried and self._page is not None:
-                collect(work, self._page)
+                collect(work, self._page, self._progress_timeout_s)
             else:
                 completion = run(work, self._planes)
             if completion is not None:

@@ -151,6 +151,7 @@ class Group:
             self._on_batches_done,
             self._on_batch_failed,
             self._link.page,
+            options.progress_timeout,
         )
         self._coordinator = Coordinator(
             membership,
@@ -404,7 +405,7 @@ class Group:
         """Closes the executor after its batches, which are aborted if ``scope`` is over. False if one still runs."""
         if self._executor.close(scope):
             return True
-        self.planes.abort(ShutDown(self.membership.number, cause))
+        self._executor.abort(ShutDown(self.membership.number, cause))
         return self._executor.close(Scope.of(_ABORTED_S))
 
     def _stop(self, scope: Scope) -> None:

@@ -231,12 +231,13 @@ HVD_API int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket);
 HVD_API int32_t hvd_page_adopt(hvd_page* page);
 
 // Follows `recipe` for a carried tensor, of which this rank has `bytes` at `in`, in the order of the decisions. Waits
-// until all ranks have put theirs, or with HVD_ABORTED until hvd_page_give_up. HVD_INVALID if there is no such tensor
-// or piece, or a peer wrote what no correct peer writes. Any thread, while no call waits and none can begin.
-HVD_API hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out,
-                                    const hvd_recipe* recipe);
+// until all ranks have put theirs. HVD_TIMED_OUT if nothing has come for `timeout_ns`; HVD_ABORTED soon after
+// hvd_page_give_up; HVD_INVALID if there is no such tensor or piece, or a peer wrote what no correct peer writes. Any
+// thread, while no call waits and none can begin.
+HVD_API hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe,
+                                    int64_t timeout_ns);
 
-// Ends hvd_page_collect, now and later. Any thread.
+// Ends hvd_page_collect, now and later. Any thread, also after hvd_page_close.
 HVD_API void hvd_page_give_up(hvd_page* page);
 
 // From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
@@ -247,7 +248,7 @@ HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int
 // Some rank will take part no more, so there may be no further decision. Any thread.
 HVD_API void hvd_page_abort(hvd_page* page);
 
-// Ends a call that waits, and unmaps the page. Later calls are refused; no other function may follow but hvd_page_free.
+// Ends whatever waits, and unmaps the page. Later calls are refused; no other function may follow but hvd_page_free.
 HVD_API void hvd_page_close(hvd_page* page);
 HVD_API void hvd_page_free(hvd_page* page);
 

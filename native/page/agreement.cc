@@ -235,7 +235,7 @@ Agreement::Taken Agreement::take(uint32_t name) noexcept {
   pending_ -= static_cast<uint64_t>(geometry_.size);
   const bool is_own = std::exchange(carrying_, carrying_ == name ? -1 : carrying_) == name;  // whatever the page says
   const bool is_carried = is_own && carried == geometry_.size;
-  carried_ += is_carried;
+  if (is_carried) ++carried_;  // and no write otherwise: another thread of this rank may read it
   return {blanks == geometry_.size, is_carried};
 }
 

@@ -49,6 +49,16 @@ using hvd::page::Kind;
 // until it is resumed or a turn goes on with its tensor.
 enum class Holder : uint64_t { kNobody, kTurn, kCall, kLeft };
 
+namespace {
+
+// The longest call, and the longest when it is resumed: the main thread runs no signal handler meanwhile.
+constexpr int64_t kCallNs = 2'000'000, kResumedNs = 8'000'000;
+// The longest that a call then moves a tensor: other ranks wait for its parts, and others may run it.
+constexpr int64_t kMovingNs = 6'000'000;
+constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves a tensor for longer looks whether to give up
+
+}  // namespace
+
 struct hvd_page {
   hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns) : bells_of_ranks(bells, size), spin{spin_ns, 0, 0} {}
 
@@ -84,12 +94,25 @@ struct hvd_page {
   void give_back() { state = with(state, Holder::kNobody); }
 
   // Moves a carried tensor that is decided, as `Carrier::move`.
-  hvd_status move(const Carried& tensor, int64_t until_ns, bool ends_with_page) {
-    const hvd_status status = carrier->move(tensor, &spin, until_ns, ends_with_page);
+  hvd_status move(const Carried& tensor, int64_t until_ns) {
+    const hvd_status status = carrier->move(tensor, &spin, until_ns);
     if (status != HVD_OK) return status;
     agreement->consume();
     call_decision.kind = Kind::kNone;
     return HVD_OK;
+  }
+
+  // The same, until no part has come for `timeout_ns`.
+  hvd_status move_within(const Carried& tensor, int64_t timeout_ns) {
+    int64_t since_ns = hvd::monotonic_ns();
+    for (;;) {
+      const uint64_t before = carrier->number();
+      const hvd_status status = move(tensor, hvd::monotonic_ns() + kLookNs);
+      if (status != HVD_BUSY) return status;
+      if (is_given_up) return HVD_ABORTED;
+      if (carrier->number() != before) since_ns = hvd::monotonic_ns();
+      if (hvd::monotonic_ns() - since_ns >= timeout_ns) return HVD_TIMED_OUT;
+    }
   }
 
   hvd::page::Page page;
@@ -97,12 +120,13 @@ struct hvd_page {
   int32_t own = 0;
   std::unique_ptr<Agreement> agreement;
   std::unique_ptr<Carrier> carrier;
-  // What a call has decided, while its tensor moves. A turn that takes the call over gets it as the next decision.
+  // What a call has decided, until its tensor has moved. A turn that takes the call over gets it as the next decision.
   Decision call_decision = {};
   bool is_taken_over = false;
   std::vector<hvd::page::Submission> submissions;
   std::atomic<uint64_t> state{0};
   std::atomic<bool> is_wanted{false};
+  std::atomic<bool> is_given_up{false}, is_collecting{false};
   std::atomic<bool> is_ringing{false};  // a call has given the agreement back, and rings this rank's bell
   // What calls depend on: it changes with everything that turns publish or decide, and with every call.
   std::atomic<uint64_t> version{0};
@@ -113,9 +137,6 @@ struct hvd_page {
 };
 
 namespace {
-
-// The longest call, and the longest when it is resumed: the main thread runs no signal handler meanwhile.
-constexpr int64_t kCallNs = 2'000'000, kResumedNs = 8'000'000;
 
 int32_t take_news(hvd_page* page, hvd_news* news) { return news == nullptr ? 0 : page->agreement->take_news(news); }
 
@@ -173,25 +194,13 @@ void end_call(hvd_page* page, hvd_call* call, int32_t outcome) {
 
 Carried carried_by(const hvd_call& call) { return {call.in, call.bytes, call.out, call.recipe}; }
 
-// Waits until all ranks carry the tensor, and moves it.
-Wait await_and_move(hvd_page* page, const hvd_call& call, bool is_resumed) {
-  const int64_t until_ns = hvd::monotonic_ns() + (is_resumed ? kResumedNs : kCallNs);
-  if (page->call_decision.kind == Kind::kNone) {
-    const Wait wait = await(page, call.name, until_ns, is_resumed);
-    if (wait != Wait::kDecided) return wait;
-  }
-  switch (page->move(carried_by(call), until_ns, true)) {
-    case HVD_OK:
-      return Wait::kDecided;
-    case HVD_BUSY:
-      return Wait::kTimeout;
-    default:  // whoever takes the call over finds out why
-      return Wait::kOver;
-  }
-}
-
 int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
-  switch (await_and_move(page, *call, is_resumed)) {
+  const int64_t until_ns = hvd::monotonic_ns() + (is_resumed ? kResumedNs : kCallNs);
+  Wait wait = await(page, call->name, until_ns, is_resumed);
+  // If it takes long, or the page is damaged, whoever takes the call over goes on, or finds that out.
+  if (wait == Wait::kDecided && page->move(carried_by(*call), hvd::monotonic_ns() + kMovingNs) != HVD_OK)
+    wait = Wait::kOver;
+  switch (wait) {
     case Wait::kTimeout: {  // a turn that wants the page from now on takes over the call, or ends it when it is resumed
       call->outcome = HVD_CALL_LEFT;
       const uint64_t ticket = hvd_page::with(page->state, Holder::kLeft);
@@ -331,14 +340,21 @@ int32_t hvd_page_adopt(hvd_page* page) {
   return 1;
 }
 
-hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe) {
+hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe,
+                            int64_t timeout_ns) {
   const Carried tensor = {in, bytes, out, recipe};
-  if (page->agreement->consumed() == page->agreement->carried() || !page->carrier->can_carry(tensor))
-    return HVD_INVALID;
-  return page->move(tensor, INT64_MAX, false);
+  page->is_collecting = true;  // before `is_given_up` is read: hvd_page_close sets that, and then waits
+  hvd_status status = HVD_INVALID;
+  if (page->is_given_up) {
+    status = HVD_ABORTED;
+  } else if (page->agreement->consumed() != page->agreement->carried() && page->carrier->can_carry(tensor)) {
+    status = page->move_within(tensor, timeout_ns);
+  }
+  page->is_collecting = false;
+  return status;
 }
 
-void hvd_page_give_up(hvd_page* page) { page->carrier->give_up(); }
+void hvd_page_give_up(hvd_page* page) { page->is_given_up = true; }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 
@@ -384,6 +400,8 @@ void hvd_page_close(hvd_page* page) {
     sched_yield();  // until a call has seen that it is wanted; none begins after this
   }
   while (page->is_ringing) sched_yield();  // after this, the caller may close the bells
+  page->is_given_up = true;
+  while (page->is_collecting) sched_yield();
   page->page.unmap();
 }
 

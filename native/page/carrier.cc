@@ -19,12 +19,12 @@ void Carrier::put(const Carried& tensor, uint64_t part) noexcept {
               std::min(slot_bytes, tensor.bytes - begin));
 }
 
-hvd_status Carrier::move(const Carried& tensor, hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept {
+hvd_status Carrier::move(const Carried& tensor, hvd_spin* spin, int64_t until_ns) noexcept {
   const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), most = tensor.recipe->bytes;
   const uint64_t parts = most == 0 ? 1 : (most + slot_bytes - 1) / slot_bytes;
   for (;;) {
     if (part_ > 0) {
-      if (hvd_status status = await(spin, until_ns, ends_with_page)) return status;
+      if (hvd_status status = await(spin, until_ns)) return status;
     }
     if (hvd_status status = read(tensor)) return status;
     ++number_;
@@ -58,7 +58,7 @@ hvd_status Carrier::look() noexcept {
   return HVD_OK;
 }
 
-hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept {
+hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
   Line& line = page_.line(own_);
   const int64_t start_ns = monotonic_ns(), limit_ns = spin_ns(*spin);
   bool may_spin = limit_ns > 0;
@@ -73,19 +73,12 @@ hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns, bool ends_with_page)
       note_wait(spin, status != HVD_BUSY);
     }
     if (status != HVD_BUSY) return status;
-    if (is_given_up_ || (ends_with_page && page_.header().aborted.load() != 0)) return HVD_ABORTED;
     if (monotonic_ns() >= until_ns) return HVD_BUSY;
     line.is_asleep.store(1);
     fence();  // before the last look
     if (look() == HVD_BUSY) line.bell.sleep(rung, until_ns);
     line.is_asleep.store(0);
   }
-}
-
-void Carrier::give_up() noexcept {
-  is_given_up_ = true;
-  page_.line(own_).bell.increment();
-  page_.line(own_).bell.wake();
 }
 
 // Makes of the present part what the recipe says.

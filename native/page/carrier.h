@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -26,7 +25,7 @@ struct Carried {
   const hvd_recipe* recipe;
 };
 
-// One rank's part. Calls must not overlap, except `give_up`.
+// One rank's part. Calls must not overlap.
 class Carrier {
  public:
   // May throw std::bad_alloc.
@@ -39,17 +38,17 @@ class Carrier {
   void put_first(const Carried& tensor) noexcept { put(tensor, 0); }
 
   // Reads a tensor that is decided, and puts its further parts. HVD_BUSY if parts of other ranks had not come by
-  // `until_ns` on the monotonic clock; then call it again. HVD_ABORTED if `give_up` was called, or the page is aborted
-  // and this `ends_with_page`. HVD_INVALID if the recipe has an invalid piece, or a peer has damaged the page.
-  hvd_status move(const Carried& tensor, hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept;
+  // `until_ns` on the monotonic clock; then call it again. HVD_INVALID if the recipe has an invalid piece, or a peer
+  // has damaged the page.
+  hvd_status move(const Carried& tensor, hvd_spin* spin, int64_t until_ns) noexcept;
 
-  // Ends `move`, and all later ones. Any thread.
-  void give_up() noexcept;
+  // Parts that have been read.
+  uint64_t number() const noexcept { return number_; }
 
  private:
   friend struct Digest;  // of tests
 
-  hvd_status await(hvd_spin* spin, int64_t until_ns, bool ends_with_page) noexcept;
+  hvd_status await(hvd_spin* spin, int64_t until_ns) noexcept;
   hvd_status look() noexcept;
   void put(const Carried& tensor, uint64_t part) noexcept;
   void tell() noexcept;
@@ -59,7 +58,6 @@ class Carrier {
   const int32_t own_;
   uint64_t number_ = 0;  // of the part to be read next
   uint64_t part_ = 0;    // the same within its tensor
-  std::atomic<bool> is_given_up_{false};
   std::vector<const void*> inputs_;
 };
 

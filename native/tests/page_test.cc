@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/spin.h"
@@ -198,7 +199,7 @@ void test_carried(int32_t size) {
       CHECK(are_carried == (round % 7 >= static_cast<uint32_t>(size)));
       if (!are_carried) continue;
       hvd_status status = HVD_BUSY;
-      while (status == HVD_BUSY) status = carrier.move(tensor, &spin, monotonic_ns() + 1000 * (round % 50), true);
+      while (status == HVD_BUSY) status = carrier.move(tensor, &spin, monotonic_ns() + 1000 * (round % 50));
       CHECK(status == HVD_OK && gathered.is_right(round));
       agreement.consume();
     }
@@ -216,7 +217,7 @@ struct Pair {
     carrier = std::make_unique<Carrier>(page, 1);
   }
   ~Pair() {
-    hvd_page_close(rank);
+    close_page();
     hvd_page_free(rank);
     close(fd);
     for (int32_t bell : bells) close(bell);
@@ -248,10 +249,18 @@ struct Pair {
     return outcome;
   }
 
+  void close_page() {
+    if (!std::exchange(is_closed, true)) hvd_page_close(rank);
+  }
+
+  hvd_status collect(Gathered& own, int64_t timeout_ns) {
+    return hvd_page_collect(rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe, timeout_ns);
+  }
+
   // The peer moves the tensor.
   void move() {
     hvd_spin spin = {};
-    CHECK(carrier->move(peers, &spin, monotonic_ns() + 60 * kSecond, true) == HVD_OK);
+    CHECK(carrier->move(peers, &spin, monotonic_ns() + 60 * kSecond) == HVD_OK);
     agreement->consume();
   }
 
@@ -259,6 +268,7 @@ struct Pair {
   int fd;
   int32_t bells[2];
   hvd_page* rank = nullptr;
+  bool is_closed = false;
   Page page;
   std::unique_ptr<Agreement> agreement;
   std::unique_ptr<Carrier> carrier;
@@ -267,64 +277,68 @@ struct Pair {
   hvd_decision decision = {};
 };
 
-// While a peer does not put its next part, a call returns. It is resumed, or a turn takes it over.
+// If a peer does not put its next part, a call is left soon, and a turn takes it over.
 void test_calls_that_wait_for_parts() {
   Pair pair;
   for (uint32_t round = 0; round < 12; ++round) {
     Gathered own(2, 500), others(2, 500);
-    int64_t outcome = pair.call(round, own, others);
-    CHECK(outcome > HVD_CALL_LEFT && pair.asked.outcome == HVD_CALL_LEFT);
-    outcome = hvd_page_resume(pair.rank, &pair.asked, outcome);
-    CHECK(outcome > HVD_CALL_LEFT);
-    if (round % 3 == 0) {
-      std::thread peer([&] { pair.move(); });
-      while (outcome > HVD_CALL_LEFT) outcome = hvd_page_resume(pair.rank, &pair.asked, outcome);
-      CHECK(outcome == HVD_CALL_DONE && pair.asked.outcome == HVD_CALL_DONE);
-      peer.join();
-    } else {
-      CHECK(hvd_page_adopt(pair.rank) == 1 && hvd_page_adopt(pair.rank) == 0);
-      CHECK(hvd_page_resume(pair.rank, &pair.asked, outcome) == HVD_CALL_LEFT);
-      CHECK(pair.next() == HVD_DECIDED_TENSORS && pair.decision.tensors[0] == 1 << 5);
-      CHECK(pair.decision.carried[0] == 1 << 5 && pair.next() == HVD_DECIDED_NOTHING);
-      hvd_call early = pair.asked;
-      early.version = *hvd_page_version(pair.rank);
-      CHECK(hvd_page_call(pair.rank, &early) == HVD_CALL_REFUSED);
-      std::thread peer([&] { pair.move(); });
-      CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_OK);
-      peer.join();
-    }
+    CHECK(pair.call(round, own, others) == HVD_CALL_LEFT && pair.asked.outcome == HVD_CALL_LEFT);
+    CHECK(hvd_page_adopt(pair.rank) == 1 && hvd_page_adopt(pair.rank) == 0);
+    CHECK(pair.next() == HVD_DECIDED_TENSORS && pair.decision.tensors[0] == 1 << 5);
+    CHECK(pair.decision.carried[0] == 1 << 5 && pair.next() == HVD_DECIDED_NOTHING);
+    hvd_call early = pair.asked;
+    early.version = *hvd_page_version(pair.rank);
+    CHECK(hvd_page_call(pair.rank, &early) == HVD_CALL_REFUSED);
+    std::thread peer([&] { pair.move(); });
+    CHECK(pair.collect(own, 60 * kSecond) == HVD_OK);
+    peer.join();
     CHECK(own.is_right(round) && others.is_right(round));
   }
 }
 
-// The end of the page ends a call, and then `hvd_page_give_up` whoever goes on with its tensor.
+// Whoever goes on with the tensor waits no longer than it may, or until it is to give up.
 void test_a_peer_that_puts_no_more_parts() {
   Pair pair;
   Gathered own(2, 500), others(2, 500);
-  const int64_t ticket = pair.call(0, own, others);
-  CHECK(ticket > HVD_CALL_LEFT);
+  CHECK(pair.call(0, own, others) == HVD_CALL_LEFT);
   pair.page.abort();
-  CHECK(hvd_page_resume(pair.rank, &pair.asked, ticket) == HVD_CALL_LEFT);
   CHECK(hvd_page_adopt(pair.rank) == 1 && pair.next() == HVD_DECIDED_TENSORS);
+  CHECK(pair.collect(own, kSecond / 10) == HVD_TIMED_OUT);
   hvd_status status = HVD_OK;
-  std::thread collecting(
-      [&] { status = hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe); });
+  std::thread collecting([&] { status = pair.collect(own, 60 * kSecond); });
   hvd_page_give_up(pair.rank);
   collecting.join();
-  CHECK(status == HVD_ABORTED);
+  CHECK(status == HVD_ABORTED && pair.collect(own, kSecond) == HVD_ABORTED);
+}
+
+void test_a_page_that_is_closed_while_a_tensor_moves() {
+  Gathered own(2, 500), others(2, 500);
+  hvd_status status = HVD_OK;
+  std::thread collecting;
+  {
+    Pair pair;
+    CHECK(pair.call(0, own, others) == HVD_CALL_LEFT);
+    CHECK(hvd_page_adopt(pair.rank) == 1 && pair.next() == HVD_DECIDED_TENSORS);
+    std::atomic<bool> has_begun{false};
+    collecting = std::thread([&] {
+      has_begun = true;
+      status = pair.collect(own, 60 * kSecond);
+    });
+    while (!has_begun) std::this_thread::yield();
+    pair.close_page();
+    collecting.join();
+    CHECK(status == HVD_ABORTED);
+  }
 }
 
 void test_parts_that_cannot_be() {
   Pair pair;
   Gathered own(2, 500), others(2, 500);
-  const int64_t ticket = pair.call(0, own, others);
-  CHECK(ticket > HVD_CALL_LEFT);
+  CHECK(pair.call(0, own, others) == HVD_CALL_LEFT);
   pair.page.line(1).parts.store(7);
-  CHECK(hvd_page_resume(pair.rank, &pair.asked, ticket) == HVD_CALL_LEFT);
-  CHECK(hvd_page_adopt(pair.rank) == 1);
-  CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_INVALID);
+  CHECK(hvd_page_adopt(pair.rank) == 1 && pair.collect(own, kSecond) == HVD_INVALID);
   own.pieces[0].offset = 1;
-  CHECK(hvd_page_collect(pair.rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe) == HVD_INVALID);
+  CHECK(pair.collect(own, kSecond) == HVD_INVALID);
 }
 
 // A rank that submits again, while the root has not applied the decision before, is not named as the last one for it.
@@ -400,6 +414,7 @@ int main() {
   test_carried(3);
   test_calls_that_wait_for_parts();
   test_a_peer_that_puts_no_more_parts();
+  test_a_page_that_is_closed_while_a_tensor_moves();
   test_parts_that_cannot_be();
   test_news();
   test_abort();

@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,74 @@ def test_a_call_that_waits_for_parts_of_a_stopped_rank_is_interrupted_and_goes_o
             until(lambda: stopped.status() == psutil.STATUS_STOPPED)
             stopped.send_signal(signal.SIGCONT)
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
+def _puts_no_parts_for_a_while(leaves: bool) -> str:
+    """Rank 1's call is interrupted, and its executor, which then runs the tensor, does not begin when it should."""
+    hvd.init()
+    ones = np.ones(1 << 18, np.float32)
+    for _ in range(50):  # the first few may be no native calls
+        hvd.allreduce(ones, name="a", op=hvd.Sum)
+    collect, outcome = executor.collect, "ok"
+    if hvd.rank() == 1:
+
+        def collect_later(*arguments: Any) -> None:
+            executor.collect = collect
+            pause_at("decided")
+            collect(*arguments)
+
+        executor.collect = collect_later
+        raise_in_a_wait(Interrupt, 0.3)
+        with pytest.raises(Interrupt):
+            hvd.allreduce(ones, name="a", op=hvd.Sum)
+        reached("interrupted")
+    else:
+        pause_at("begin")
+        if leaves:
+            raise_in_a_wait(Interrupt, 0.3)
+        try:
+            assert hvd.allreduce(ones, name="a", op=hvd.Sum)[-1] == 2.0
+        except Interrupt:
+            outcome = "interrupted"
+        except hvd.HorovodInternalError as error:
+            outcome = str(error)
+        reached("done")
+    with contextlib.suppress(hvd.HorovodInternalError):  # the other rank has left
+        if outcome == "ok":
+            assert hvd.allreduce(ones, name="b", op=hvd.Sum)[-1] == 2.0
+    hvd.shutdown()
+    reached("left")
+    return outcome
+
+
+@contextlib.contextmanager
+def _with_late_parts(leaves: bool, **environ: str) -> Iterator[ProcessRanks]:
+    environ = {"HVDLITE_SPIN": "50", **NEVER_SILENT, **environ}
+    with ProcessRanks(2, _puts_no_parts_for_a_while, leaves, environ=environ) as ranks:
+        ranks.wait_for("interrupted", 1)
+        ranks.wait_for("begin", 0)
+        ranks.release(0)
+        ranks.wait_for("decided", 1)
+        yield ranks
+
+
+def test_a_call_waits_for_parts_that_come_late() -> None:
+    with _with_late_parts(False, **LAST_RESORTS) as ranks:
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
+def test_a_call_whose_parts_do_not_come_fails() -> None:
+    with _with_late_parts(False, HVDLITE_PROGRESS_TIMEOUT="1") as ranks:
+        ranks.wait_for("done", 0)
+        ranks.release(1)
+        assert "no bytes moved within HVDLITE_PROGRESS_TIMEOUT" in ranks.join()[0].result()
+
+
+def test_a_rank_shuts_down_in_time_while_parts_do_not_come() -> None:
+    with _with_late_parts(True, **LAST_RESORTS, HVDLITE_SHUTDOWN_TIMEOUT="1") as ranks:
+        ranks.wait_for("left", 0)
+        assert ranks.time_of("left", 0) - ranks.time_of("done", 0) < 5.0
 
 
 def _interrupted_join(is_over: bool) -> str:

@@ -188,7 +188,7 @@ struct World : Bells {
     if (plan.parts > 0) {
       Tensor& tensor = tensors[rank];
       hvd_spin spin = {};
-      if (carriers[rank]->move(tensor.of(rank, runs[rank][0], plan), &spin, INT64_MAX, true) != HVD_OK ||
+      if (carriers[rank]->move(tensor.of(rank, runs[rank][0], plan), &spin, INT64_MAX) != HVD_OK ||
           !tensor.is_right(runs[rank][0], plan))
         explore::fail("other bytes are moved");
     }

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
 
 from hvdlite import native
+from hvdlite.engine.batch import collect
 from hvdlite.engine.calls import Calls
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, ShutDown
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
-from hvdlite.negotiation.replica import Replica
+from hvdlite.negotiation.replica import Replica, Work
 from hvdlite.tensors.buffer import address_of
 from tests.unit.replicas import request
 
@@ -318,3 +319,12 @@ def test_batches_count_calls() -> None:
     for rank.page.calls in (1, 2):
         assert rank.calls.run(rank.entry())
     assert numbers == [5, 6]
+
+
+def test_what_a_call_left_is_not_moved_if_its_storage_was_resized_meanwhile() -> None:
+    entry = Rank(lambda rank: 0).entry()
+    entry.owner = MagicMock(data_ptr=lambda: entry.source)  # of no length
+    page = Mock(rank=0, size=2)
+    with pytest.raises(HorovodInternalError, match="was resized while the tensor was in flight"):
+        collect(Work([entry], [()], 1), page, 1.0)
+    page.collect.assert_not_called()
