@@ -204,7 +204,11 @@ int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
     case Wait::kTimeout: {  // a turn that wants the page from now on takes over the call, or ends it when it is resumed
       call->outcome = HVD_CALL_LEFT;
       const uint64_t ticket = hvd_page::with(page->state, Holder::kLeft);
+      const bool has_decision = page->agreement->arm();  // signal handlers may run for long before it is resumed
+      page->is_ringing = true;
       page->state = ticket;
+      if (has_decision) page->bells_of_ranks.ring(page->own);
+      page->is_ringing = false;
       return static_cast<int64_t>(ticket);
     }
     case Wait::kDecided:
@@ -331,6 +335,7 @@ int64_t hvd_page_call(hvd_page* page, hvd_call* call) {
 int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket) {
   uint64_t left = static_cast<uint64_t>(ticket);
   if (!page->state.compare_exchange_strong(left, hvd_page::with(left, Holder::kCall))) return HVD_CALL_LEFT;
+  page->agreement->disarm();
   return go_on(page, call, true);
 }
 

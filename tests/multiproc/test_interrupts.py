@@ -13,7 +13,9 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -21,8 +23,10 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.engine import executor
+from hvdlite.engine.calls import Calls
 from hvdlite.errors import NotInitialized, ShutDown
 from hvdlite.groups import sets
+from hvdlite.negotiation.entry import Entry
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, interrupt_everywhere, raise_interrupt
@@ -198,11 +202,21 @@ def test_a_call_that_waits_for_parts_of_a_stopped_rank_is_interrupted_and_goes_o
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
+def _run_once_it_may(calls: Calls, entry: Entry[Any]) -> bool:
+    """`Calls.run`, when this rank has ended what it did before, so that it does not submit in the usual way."""
+    until(lambda: _run(calls, entry))
+    return True
+
+
+_run = Calls.run
+_certainly_a_call = patch.object(Calls, "run", _run_once_it_may)
+
+
 def _puts_no_parts_for_a_while(leaves: bool) -> str:
     """Rank 1's call is interrupted, and its executor, which then runs the tensor, does not begin when it should."""
     hvd.init()
     ones = np.ones(1 << 18, np.float32)
-    for _ in range(50):  # the first few may be no native calls
+    for _ in range(3):  # then all ranks know it
         hvd.allreduce(ones, name="a", op=hvd.Sum)
     collect, outcome = executor.collect, "ok"
     if hvd.rank() == 1:
@@ -214,7 +228,7 @@ def _puts_no_parts_for_a_while(leaves: bool) -> str:
 
         executor.collect = collect_later
         raise_in_a_wait(Interrupt, 0.3)
-        with pytest.raises(Interrupt):
+        with pytest.raises(Interrupt), _certainly_a_call:
             hvd.allreduce(ones, name="a", op=hvd.Sum)
         reached("interrupted")
     else:
@@ -222,7 +236,8 @@ def _puts_no_parts_for_a_while(leaves: bool) -> str:
         if leaves:
             raise_in_a_wait(Interrupt, 0.3)
         try:
-            assert hvd.allreduce(ones, name="a", op=hvd.Sum)[-1] == 2.0
+            with _certainly_a_call:
+                assert hvd.allreduce(ones, name="a", op=hvd.Sum)[-1] == 2.0
         except Interrupt:
             outcome = "interrupted"
         except hvd.HorovodInternalError as error:
@@ -264,6 +279,43 @@ def test_a_rank_shuts_down_in_time_while_parts_do_not_come() -> None:
     with _with_late_parts(True, **LAST_RESORTS, HVDLITE_SHUTDOWN_TIMEOUT="1") as ranks:
         ranks.wait_for("left", 0)
         assert ranks.time_of("left", 0) - ranks.time_of("done", 0) < 5.0
+
+
+def _handles_a_signal_for_long() -> str:
+    """In the call of rank 1, between two native calls, a handler runs until rank 0 has its result."""
+    hvd.init()
+    ones = np.ones(1 << 18, np.float32)
+    for _ in range(3):
+        hvd.allreduce(ones, name="a", op=hvd.Sum)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not _run.__code__:
+            frame = frame.f_back
+        if frame is None:
+            signal.setitimer(signal.ITIMER_REAL, 0.005)  # again: it is not in the call
+        else:
+            pause_at("in a handler")
+
+    if hvd.rank() == 1:
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+    else:
+        pause_at("begin")
+    with _certainly_a_call:
+        assert hvd.allreduce(ones, name="a", op=hvd.Sum)[-1] == 2.0
+    reached("done")
+    hvd.shutdown()
+    return "ok"
+
+
+def test_a_call_does_not_wait_for_signal_handlers_of_another_rank() -> None:
+    with ProcessRanks(2, _handles_a_signal_for_long, environ={"HVDLITE_SPIN": "50", **NEVER_SILENT}) as ranks:
+        ranks.wait_for("in a handler", 1)
+        ranks.wait_for("begin", 0)
+        ranks.release(0)
+        ranks.wait_for("done", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
 def _interrupted_join(is_over: bool) -> str:
