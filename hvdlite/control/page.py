@@ -35,7 +35,7 @@ BUSY: Final = -2
 _NONE: Final = {native.ABORTED: ABORTED, native.BUSY: BUSY}
 _DAMAGED: Final = "a rank of this host has damaged the memory in which ranks agree"
 _WORD: Final = 8  # bytes
-_SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its two milliseconds
+_SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its time
 _ALL_SLOTS_BYTES: Final = 512 << 10
 _MOST_PARTS: Final = 8  # of a tensor; only one where ranks sleep when they wait, since each part is a wait
 _LINE: Final = 128
@@ -212,7 +212,7 @@ class Page:
         _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
 
     def run(self) -> int:
-        """Runs the tensor of ``call``, in two milliseconds at most. Releases the GIL.
+        """Runs the tensor of ``call``, in four milliseconds at most. Releases the GIL.
 
         Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE`, or `native.CALL_LEFT`, or a
         larger number: a ticket for `resume`. ``call.outcome`` is one of the three, LEFT for a ticket.
@@ -221,7 +221,7 @@ class Page:
         return outcome
 
     def resume(self, ticket: int) -> int:
-        """Goes on with a call for up to 8 ms, as `run` does, unless a turn has taken it over."""
+        """Goes on with a call for up to 10 ms, as `run` does, unless a turn has taken it over."""
         outcome: int = self._resume_call(self.handle, self._call_at, ticket)
         return outcome
 

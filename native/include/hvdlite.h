@@ -220,11 +220,11 @@ typedef struct {
 // The address of the version, which changes with everything that a rank publishes or decides, until hvd_page_free.
 HVD_API const uint64_t* hvd_page_version(hvd_page* page);
 
-// Agrees on a tensor and runs it. Returns within 2 ms, with the outcome or a ticket. Refused if the version has
-// changed, or turns have not applied all that they have decided.
+// Agrees on a tensor, within 2 ms, and moves it, within 2 more. Returns the outcome or a ticket. Refused if the version
+// has changed, or turns have not applied all that they have decided.
 HVD_API int64_t hvd_page_call(hvd_page* page, hvd_call* call);
 
-// Goes on with a call that has returned `ticket`, for up to 8 ms; LEFT if a turn has taken it over.
+// Goes on with a call that has returned `ticket`, with 8 ms for the agreement; LEFT if a turn has taken it over.
 HVD_API int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket);
 
 // 1 if a call was left, with which this turn goes on.
