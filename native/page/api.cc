@@ -53,7 +53,7 @@ namespace {
 
 // The longest call, and the longest when it is resumed: the main thread runs no signal handler meanwhile.
 constexpr int64_t kCallNs = 2'000'000, kResumedNs = 8'000'000;
-// The longest that a call then moves a tensor: other ranks wait for its parts, and others may run it.
+// The longest that a call then moves a tensor.
 constexpr int64_t kMovingNs = 2'000'000;
 constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves a tensor for longer looks whether to give up
 
@@ -97,8 +97,8 @@ struct hvd_page {
   hvd_status move(const Carried& tensor, int64_t until_ns) {
     const hvd_status status = carrier->move(tensor, &spin, until_ns);
     if (status != HVD_OK) return status;
-    agreement->consume();
     call_decision.kind = Kind::kNone;
+    agreement->consume();
     return HVD_OK;
   }
 
