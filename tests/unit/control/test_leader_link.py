@@ -51,17 +51,17 @@ def tree() -> Iterator[Tree]:
             closing.result()
 
 
-def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
-    in_flight, executor, observer = Mock(), Mock(), Mock()
+def _coordinator(link: LeaderLink, executor: Mock) -> Coordinator:
+    planes, in_flight, observer = Mock(), Mock(), Mock()
     in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
     executor.backlog = 0
-    return Coordinator(member(1, "abb"), Settings(), link, plane, in_flight, executor, observer, on_end=Mock())
+    return Coordinator(member(1, "abb"), Settings(), link, planes, in_flight, executor, observer, on_end=Mock())
 
 
 def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tree: Tree) -> None:
     """The root's answer never comes, and what was agreed before it left is still run on the leader."""
-    plane = Mock()
-    coordinator = _coordinator(tree.leader, plane)
+    executor = Mock()
+    coordinator = _coordinator(tree.leader, executor)
     tree.root.send(LEFT_0)
     while coordinator.ended_by is None:
         tree.leader.inbox.sleep(100)
@@ -70,16 +70,16 @@ def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tr
     tree.member.close()
     _turn_until_member_is_gone(coordinator, tree.leader)
     assert coordinator.ended_by == LEFT_0
-    plane.abort.assert_not_called()
+    executor.abort.assert_not_called()
 
 
 def test_a_member_that_ends_without_leaving_is_lost(tree: Tree) -> None:
-    plane = Mock()
-    coordinator = _coordinator(tree.leader, plane)
+    executor = Mock()
+    coordinator = _coordinator(tree.leader, executor)
     tree.member.close()
     _turn_until_member_is_gone(coordinator, tree.leader)
     assert coordinator.ended_by == End(EndKind.LOST, 2, "b", "its process ended")
-    plane.abort.assert_called_once()
+    executor.abort.assert_called_once()
 
 
 def test_the_leader_hears_of_an_orderly_end_before_its_link_ends(tree: Tree) -> None:
