@@ -181,15 +181,21 @@ Wait await(hvd_page* page, uint32_t name, int64_t until_ns, bool is_resumed) {
   }
 }
 
-// Gives back the agreement, and lets a turn go on if one is to.
+// Passes the agreement on. Rings this rank's bell if a turn is to go on. Returns the new state.
+uint64_t pass_on(hvd_page* page, Holder next, bool is_turn_next) {
+  const bool has_decision = page->agreement->arm();
+  const uint64_t state = hvd_page::with(page->state, next);
+  page->is_ringing = true;
+  page->state = state;
+  if (page->is_wanted.exchange(false) || has_decision || is_turn_next) page->bells_of_ranks.ring(page->own);
+  page->is_ringing = false;
+  return state;
+}
+
 void end_call(hvd_page* page, hvd_call* call, int32_t outcome) {
   const bool is_left = outcome == HVD_CALL_LEFT;
   call->outcome = outcome;
-  const bool has_decision = page->agreement->arm();
-  page->is_ringing = true;
-  page->state = hvd_page::with(page->state, is_left ? Holder::kLeft : Holder::kNobody);
-  if (page->is_wanted.exchange(false) || has_decision || is_left) page->bells_of_ranks.ring(page->own);
-  page->is_ringing = false;
+  pass_on(page, is_left ? Holder::kLeft : Holder::kNobody, is_left);
 }
 
 Carried carried_by(const hvd_call& call) { return {call.in, call.bytes, call.out, call.recipe}; }
@@ -201,16 +207,9 @@ int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
   if (wait == Wait::kDecided && page->move(carried_by(*call), hvd::monotonic_ns() + kMovingNs) != HVD_OK)
     wait = Wait::kOver;
   switch (wait) {
-    case Wait::kTimeout: {  // a turn that wants the page from now on takes over the call, or ends it when it is resumed
+    case Wait::kTimeout:  // it is resumed, unless a turn takes it over, for signal handlers may run for long before
       call->outcome = HVD_CALL_LEFT;
-      const uint64_t ticket = hvd_page::with(page->state, Holder::kLeft);
-      const bool has_decision = page->agreement->arm();  // signal handlers may run for long before it is resumed
-      page->is_ringing = true;
-      page->state = ticket;
-      if (has_decision) page->bells_of_ranks.ring(page->own);
-      page->is_ringing = false;
-      return static_cast<int64_t>(ticket);
-    }
+      return static_cast<int64_t>(pass_on(page, Holder::kLeft, false));
     case Wait::kDecided:
       call->begun_at = seconds(page->begun_ns);
       note(page, call);

@@ -55,7 +55,7 @@ struct Line {
   Word<uint64_t> applied;                 // decisions
   Word<uint32_t> messages;                // that the root has sent
   Word<uint32_t> closings;                // the number of the closing that this rank wants, or an earlier one
-  Word<uint64_t> parts;                   // of carried tensors, up to the latest one that was not the first
+  Word<uint64_t> parts;                   // the latest part that it has counted (carrier.h), plus 1
   alignas(64) Word<uint32_t> is_asleep;
   Word<uint32_t> bell;        // anybody rings it
   Word<uint32_t> is_watched;  // by the root: submits ring its bell
