@@ -127,7 +127,7 @@ def _moments_of_all(input: torch.Tensor, name: str, process_set: ProcessSet) -> 
     features = input.shape[1]
     count = input.numel() // features
     wide = _widened(input)
-    if count > 0:  # as torch's own layer does, in a third of the time of `var_mean`
+    if count > 0:  # as torch's own layer does; on CPUs `var_mean` takes more than twice as long
         moments = torch.batch_norm_update_stats(wide, None, None, 0.0)
         own = torch.cat((*moments, wide.new_full((1,), count, dtype=torch.float64)))
     else:
