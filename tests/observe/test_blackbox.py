@@ -12,7 +12,7 @@ import pytest
 from tests.launcher.hvdrun import run
 
 _JOB = """
-import ctypes, os, signal, time
+import ctypes, os, signal, threading, time
 import numpy as np
 import hvdlite as hvd
 from hvdlite.blackbox import format as blackbox
@@ -21,10 +21,15 @@ from hvdlite.settings import Settings
 NOTED = int(Settings.read().blackbox.partition(":")[0])
 
 def die(how):
-    begun = time.monotonic()
-    while blackbox.read(NOTED).noted_at < begun:  # until it is noted that this is what the main thread does
-        time.sleep(0.05)
-    how()
+    def die_once_noted():
+        while not asleep or blackbox.read(NOTED).noted_at < asleep[0]:
+            time.sleep(0.05)
+        how()
+
+    asleep = []  # since when; another thread reads the box, so that each later note has this thread here
+    threading.Thread(target=die_once_noted, daemon=True).start()
+    asleep.append(time.monotonic())
+    time.sleep(600)
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -86,7 +91,6 @@ def test_a_rank_that_was_killed_while_it_waited_is_said_to_have_waited(tmp_path:
         folder,
         _JOB
         + """
-import threading
 hvd.init()
 if hvd.rank() == 1:
     threading.Thread(target=die, args=(kill,), daemon=True).start()
@@ -109,7 +113,6 @@ def test_a_rank_that_was_killed_in_init_is_said_to_have_been_there(tmp_path: Pat
         tmp_path,
         _JOB
         + """
-import threading
 if os.environ["RANK"] == "1":
     def kill_in_init():
         while blackbox.read(NOTED) is None:
