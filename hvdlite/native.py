@@ -84,17 +84,26 @@ class Recipe(ctypes.Structure):
     _fields_ = (("reduction", POINTER(Reduction)), ("pieces", POINTER(Piece)), ("count", c_int32), ("bytes", c_uint64))
 
 
+class Carried(ctypes.Structure):
+    """A tensor of a call: the addresses of its bytes and of its result, its recipe and its bit."""
+
+    _fields_ = (
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("recipe", POINTER(Recipe)),
+        ("name", c_uint32),
+        ("bytes", c_uint32),
+    )
+
+
 class Call(ctypes.Structure):
     """A call in a page: what is asked, how it ended, and what there is to know if it is done."""
 
     _fields_ = (
         ("news", c_void_p),
         ("version", c_uint64),
-        ("in", c_void_p),
-        ("out", c_void_p),
-        ("recipe", c_void_p),
-        ("name", c_uint32),
-        ("bytes", c_uint32),
+        ("tensors", c_void_p),
+        ("count", c_int32),
         ("outcome", c_int32),
         ("news_count", c_int32),
         ("number", c_uint64),
@@ -134,7 +143,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_call": (c_int64, (c_void_p, c_void_p)),
     "hvd_page_resume": (c_int64, (c_void_p, c_void_p, c_int64)),
     "hvd_page_adopt": (c_int32, (c_void_p,)),
-    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_uint64, c_void_p, POINTER(Recipe), c_int64)),
+    "hvd_page_collect": (c_int32, (c_void_p, POINTER(Carried), c_int32, c_int64)),
     "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),

@@ -1,4 +1,4 @@
 """The versions of this package and of its native library's interface, once."""
 
 __version__ = "0.1.0"
-NATIVE_ABI = 11
+NATIVE_ABI = 12

@@ -38,10 +38,11 @@ _WORD: Final = 8  # bytes
 _SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its time
 _ALL_SLOTS_BYTES: Final = 512 << 10
 _MOST_PARTS: Final = 8  # of a tensor; only one where ranks sleep when they wait, since each part is a wait
+ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
-_pack_call: Final = struct.Struct("=QQQQIIi").pack_into  # from `version` to `outcome`
-_unpack_report: Final[Callable[[Any, int], Any]] = struct.Struct("=iQddiiddd").unpack_from  # the rest
+_pack_call: Final = struct.Struct("=QQii").pack_into  # from `version` to `outcome`
+_unpack_report: Final[Callable[[Any, int], Any]] = struct.Struct("=i4xQddiiddd").unpack_from  # the rest
 _ASKED_AT: Final = native.Call.version.offset
 _REPORT_AT: Final = native.Call.news_count.offset
 
@@ -98,7 +99,8 @@ class Page:
     this rank's. One thread at a time may `prepare`, `run` and `resume` a call. While that waits, the page is *busy* for
     turns: it then ends soon, and rings the bell for another turn.
 
-    ``names``: tensors with a bit below are agreed on here. ``most_bytes``: the largest tensor that a call may move.
+    ``names``: tensors with a bit below are agreed on here. ``most_bytes``: what the tensors of a call may take, each
+    rounded up to `ALIGNMENT`.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
     was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
     sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
@@ -108,7 +110,7 @@ class Page:
     def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
         slot_bytes = _slot_bytes(size)
-        self.most_bytes = slot_bytes * (_MOST_PARTS if spin_ns > 0 else 1)
+        self.most_bytes = slot_bytes * (_MOST_PARTS if spin_ns > 0 or size == 1 else 1)
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []
@@ -204,15 +206,15 @@ class Page:
         version: int = self._version.value
         return version
 
-    def prepare(self, version: int, bit: int, source: int, target: int, nbytes: int, recipe: int) -> None:
+    def prepare(self, version: int, tensors: int, count: int) -> None:
         """Prepares ``call`` for a thread whose rank had nothing in flight at ``version``.
 
-        ``recipe`` is the address of a `native.Recipe`.
+        ``tensors`` is the address of ``count`` `native.Carried`, in the order of their bits.
         """
-        _pack_call(self.call, _ASKED_AT, version, source, target, recipe, bit, nbytes, native.CALL_REFUSED)
+        _pack_call(self.call, _ASKED_AT, version, tensors, count, native.CALL_REFUSED)
 
     def run(self) -> int:
-        """Runs the tensor of ``call``, in four milliseconds at most. Releases the GIL.
+        """Runs the tensors of ``call``, in four milliseconds at most. Releases the GIL.
 
         Returns `native.CALL_REFUSED` if nothing was submitted, else `native.CALL_DONE`, or `native.CALL_LEFT`, or a
         larger number: a ticket for `resume`. ``call.outcome`` is one of the three, LEFT for a ticket.
@@ -238,16 +240,16 @@ class Page:
         """Takes over a call that was left, with which this turn goes on. False if there is none."""
         return bool(self._library.hvd_page_adopt(self.handle))
 
-    def collect(self, source: int, nbytes: int, target: int, recipe: native.Recipe, timeout_s: float) -> None:
-        """Follows ``recipe`` for a carried tensor; ``source`` has the ``nbytes`` of this rank. Releases the GIL.
+    def collect(self, tensors: ctypes.Array[native.Carried], timeout_s: float) -> None:
+        """Moves the tensors of a carried decision, in the order of their bits. Releases the GIL.
 
-        To be called in the order of the decisions. Waits until all ranks have put the tensor. Raises the error of
+        To be called in the order of the decisions. Waits until all ranks have put theirs. Raises the error of
         `give_up`, HorovodInternalError if nothing has come for ``timeout_s``, or ProtocolError.
         """
-        status = self._collect(self.handle, source, nbytes, target, ctypes.byref(recipe), round(timeout_s * 1e9))
+        status = self._collect(self.handle, tensors, len(tensors), round(timeout_s * 1e9))
         if status == native.INVALID:
             raise ProtocolError(_DAMAGED)
-        native.check(status, "moving a tensor in the page", self._error)
+        native.check(status, "moving tensors in the page", self._error)
 
     def give_up(self, error: HvdError) -> None:
         """Has `collect` raise ``error``, soon and from then on. Any thread."""

@@ -129,14 +129,17 @@ def collect(work: Work, page: Page, timeout_s: float) -> None:
 
     Raises HorovodInternalError as `run` does, and if no bytes come for ``timeout_s``.
     """
-    (entry,), (rows,) = work.entries, work.rows
-    work.nbytes = entry.nbytes
-    recipe = recipe_of(entry.request, rows, page.size, page.rank)
-    if recipe is None:
-        raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
-    _check(entry)
-    page.collect(entry.source, recipe.nbytes, entry.target, recipe.native, timeout_s)
-    entry.rows = recipe.rows
+    work.nbytes = sum(entry.nbytes for entry in work.entries)
+    tensors = (native.Carried * len(work.entries))()
+    for entry, rows, tensor in zip(work.entries, work.rows, tensors, strict=True):
+        recipe = recipe_of(entry.request, rows, page.size, page.rank)
+        if recipe is None:
+            raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
+        _check(entry)
+        tensor.source, tensor.target, tensor.bytes = entry.source, entry.target, recipe.nbytes
+        tensor.recipe = ctypes.pointer(recipe.native)
+        entry.rows = recipe.rows
+    page.collect(tensors, timeout_s)
 
 
 def _allreduce(work: Work, plane: DataPlane) -> Completion | None:

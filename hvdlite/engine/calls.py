@@ -1,25 +1,28 @@
-"""Blocking calls that take the short way: one native call of the caller's thread agrees on the tensor and runs it.
+"""Blocking calls that take the short way: one native call of the caller's thread agrees on its tensors and runs them.
 
-A rank with nothing in flight can only wait for the tensor of this call, so no turn and no batch need to be made. The
-rank puts the bytes into the page before it submits the tensor; if all ranks do, each finds all the bytes there.
+A rank with nothing in flight can only wait for the tensor of this call, or for the tensors of its grouped form. So no
+turn and no batch need to be made. The rank puts the bytes into the page before it submits them; if all ranks do, each
+finds all the bytes there.
 
 The native call takes a few milliseconds at most, because signal handlers do not run meanwhile, and is then resumed. If
-the tensor has not run after a tenth of a second, or if another rank did not put its bytes into the page, the call is
-*left*: turns go on with its entry.
+the tensors have not run after a tenth of a second, or if another rank did not put its bytes into the page, the call is
+*left*: turns go on with its entries.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import is_
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from hvdlite import native
-from hvdlite.control.page import News, Page
+from hvdlite.control.page import ALIGNMENT, News, Page
 from hvdlite.engine.batch import Recipe, is_intact, recipe_of
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -27,7 +30,7 @@ from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind
+from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
 
@@ -36,12 +39,24 @@ _QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for 
 _TELL_S: Final = 0.1  # the decider hears of calls at least as often
 
 
-class _Prepared(NamedTuple):
-    """What calls of one name need, as long as it is ``known`` so. ``recipe`` is None if they take the usual way."""
+_pack_addresses: Final = struct.Struct("=QQ").pack_into  # ``source`` and ``target`` of a `native.Carried`
 
-    known: Known
-    recipe: Recipe | None = None
-    recipe_at: int = 0
+
+class _Prepared(NamedTuple):
+    """What calls of the same ``requests`` need, as long as they are known as ``knowns``.
+
+    ``tensors`` is None if they take the usual way. Ranks have the tensors in the order of their bits, so ``places`` has
+    where each request's begins.
+    """
+
+    requests: list[Request]
+    names: list[str]
+    knowns: list[Known | None]
+    recipes: Sequence[Recipe] = ()
+    tensors: ctypes.Array[native.Carried] | None = None
+    tensors_at: int = 0
+    places: Sequence[int] = ()
+    bits: int = 0  # without that of the barrier
 
 
 class Calls:
@@ -67,7 +82,7 @@ class Calls:
         self._called = called
         self._wake = wake
         self._prepared: dict[str, _Prepared] = {}
-        self._current: dict[None, Entry[Any]] = {}  # the entry of the call, whose thread alone may make one
+        self._current: dict[None, Sequence[Entry[Any]]] = {}  # of the call, whose thread alone may make one
         self._has_begun = False  # its outcome counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
         self._reports: deque[tuple[int, Arrival, float, Untold]] = deque()
@@ -76,31 +91,39 @@ class Calls:
         if called is None:  # turns do not use the page
             page.next(True)
 
-    def run(self, entry: Entry[Any]) -> bool:
-        """Runs ``entry``. False if it must be submitted in the usual way; else it is in flight, or done."""
+    def run(self, entries: Sequence[Entry[Any]]) -> bool:
+        """Runs ``entries``. False if they must be submitted in the usual way; else they are in flight, or done."""
         page, in_flight, replica = self._page, self._in_flight, self._replica
         version = page.version  # first: if something changes from here on, the native call is refused
-        known = self._known.get(entry.name)
-        if known is None or known.request is not entry.request:
+        if entries[0].name not in self._known:
             return False
-        prepared = self._prepared.get(entry.name)
-        if prepared is None or prepared.known is not known:
-            prepared = self._prepare(known)
-        recipe = prepared.recipe
-        if recipe is None or self._observer.agreed or not is_intact(entry):
+        requests = [entry.request for entry in entries]
+        prepared = self._prepared.get(requests[0].name)
+        if (
+            prepared is None
+            or prepared.requests != requests
+            or not all(map(is_, map(self._known.get, prepared.names), prepared.knowns))
+        ):
+            prepared = self._prepare(requests)
+        tensors = prepared.tensors
+        if tensors is None or not all(map(is_intact, entries)):
             return False
         batches = replica.batches
-        owner = entry.owner  # keeps the memory, even if the end of the group finishes the entry
-        if entry.allocate is not None:
-            if in_flight:
-                return False
-            entry.output, entry.target = entry.allocate(recipe.shape, recipe.rows)
+        owners = [entry.owner for entry in entries]  # keeps the memory, even if the end of the group finishes them
+        caller = threading.get_ident()
+        if in_flight:  # before memory is allocated
+            return False
+        for entry, recipe in zip(entries, prepared.recipes, strict=True):
+            entry.caller = caller
+            if entry.allocate is not None:
+                entry.output, entry.target = entry.allocate(recipe.shape, recipe.rows)
         try:
-            if self._current.setdefault(None, entry) is not entry:
+            if self._current.setdefault(None, entries) is not entries:
                 return False
-            entry.caller = threading.get_ident()
-            if in_flight.enter_alone(entry):
-                page.prepare(version, known.bit, entry.source, entry.target, recipe.nbytes, prepared.recipe_at)
+            if in_flight.enter_alone(entries):
+                for entry, place in zip(entries, prepared.places, strict=True):
+                    _pack_addresses(tensors, place, entry.source, entry.target)
+                page.prepare(version, prepared.tensors_at, len(entries))
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run()
@@ -110,7 +133,7 @@ class Calls:
                     resumed += 1
                     outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
-                    self._finish(entry, prepared, batches)
+                    self._finish(entries, prepared, batches)
                     return True
                 if outcome != native.CALL_REFUSED:
                     if outcome != native.CALL_LEFT:
@@ -118,44 +141,73 @@ class Calls:
                     if since:
                         self._observer.waited(monotonic() - since)
                     return True
-                in_flight.withdraw(entry)
-            self._release(entry)
+                in_flight.withdraw(entries)
+            self._release(entries)
         except BaseException:
-            self._after_interrupt(entry, prepared, batches)
+            self._after_interrupt(entries, prepared, batches)
             raise
         finally:
-            del owner
+            del owners
         return False
 
     def settle(self) -> None:
         """Lets turns go on with a call that was left. Each turn begins with it."""
         if self._reports:
             self._report()
-        entry = self._current.get(None)
-        if entry is not None and self._page.adopt():
-            entry.was_taken_up = True
-            if not entry.is_done:  # else the group has ended
-                self._replica.adopt(self._known[entry.name].bit, entry)
-            self._release(entry)
+        entries = self._current.get(None)
+        if entries is not None and self._page.adopt():
+            for entry in entries:
+                entry.was_taken_up = True
+                if not entry.is_done:  # else the group has ended
+                    self._replica.adopt(self._known[entry.name].bit, entry)
+            self._release(entries)
 
     def count(self) -> None:
         """Counts the calls before the latest decision, for the numbers of batches."""
         self._replica.calls = self._page.call.number if self._called is None else self._page.calls
 
-    def _prepare(self, known: Known) -> _Prepared:
-        request, page = known.request, self._page
-        prepared = _Prepared(known)
-        definition = self._replica.cache.definitions.get(known.bit)
-        if definition is not None and request.device.kind == CPU.kind and known.bit < page.names:
-            recipe = recipe_of(request, definition.rows, page.size, page.rank)
-            if recipe is not None and recipe.native.bytes <= page.most_bytes:
-                prepared = _Prepared(known, recipe, ctypes.addressof(recipe.native))
+    def _prepare(self, requests: list[Request]) -> _Prepared:
+        page, names = self._page, [request.name for request in requests]
+        knowns = [self._known.get(name) for name in names]
+        prepared = _Prepared(requests, names, knowns)
+        found: list[tuple[int, Recipe]] = []
+        for request, known in zip(requests, knowns, strict=True):
+            if known is None or known.request != request:
+                return prepared
+            definition = self._replica.cache.definitions.get(known.bit)
+            is_whole = len(requests) == 1 or request.group_length == len(requests)  # so it is on all ranks
+            if is_whole and definition is not None and request.device.kind == CPU.kind and known.bit < page.names:
+                recipe = recipe_of(request, definition.rows, page.size, page.rank)
+                if recipe is not None:
+                    found.append((known.bit, recipe))
+        taken = sum(-(-recipe.native.bytes // ALIGNMENT) * ALIGNMENT for _, recipe in found)
+        if len(found) == len(requests) and taken <= page.most_bytes:
+            prepared = self._place(prepared, found)
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
-        self._prepared[request.name] = prepared
+        self._prepared[names[0]] = prepared
         return prepared
 
-    def _finish(self, entry: Entry[Any], prepared: _Prepared, batches: int) -> None:
+    @staticmethod
+    def _place(prepared: _Prepared, found: list[tuple[int, Recipe]]) -> _Prepared:
+        """Completes ``prepared`` with the bit and the recipe of each request."""
+        tensors = (native.Carried * len(found))()
+        places = [0] * len(found)
+        for place, number in enumerate(sorted(range(len(found)), key=lambda number: found[number][0])):
+            bit, recipe = found[number]
+            tensor = tensors[place]
+            tensor.name, tensor.bytes, tensor.recipe = bit, recipe.nbytes, ctypes.pointer(recipe.native)
+            places[number] = place * ctypes.sizeof(native.Carried)
+        is_barrier = prepared.requests[0].kind is Kind.BARRIER
+        return prepared._replace(
+            recipes=[recipe for _, recipe in found],
+            tensors=tensors,
+            tensors_at=ctypes.addressof(tensors),
+            places=places,
+            bits=0 if is_barrier else sum(1 << bit for bit, _ in found),
+        )
+
+    def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it before another call may begin."""
         page, observer = self._page, self._observer
         count, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
@@ -165,14 +217,15 @@ class Calls:
             arrival = first, first_at, last, last_at, late_s
         else:
             news = page.news_of_call(count)
-        if prepared.recipe is not None:
-            entry.rows = prepared.recipe.rows
+        for entry, recipe in zip(entries, prepared.recipes, strict=True):
+            entry.rows = recipe.rows
             entry.allocate = None
-        self._in_flight.withdraw(entry)
-        entry.owner = None
-        entry.error = None  # the group may have ended after the call, and failed all that it found in flight
-        entry.is_done = True
-        self._release(entry)
+        self._in_flight.withdraw(entries)
+        for entry in entries:
+            entry.owner = None
+            entry.error = None  # the group may have ended after the call, and failed all that it found in flight
+            entry.is_done = True
+        self._release(entries)
         if arrival is not None:
             observer.all_arrived(arrival)
         else:
@@ -181,9 +234,8 @@ class Calls:
             arrival = observer.arrival
             observer.arrival = None
         if arrival is not None:
-            known = prepared.known
-            self._tell(0 if known.request.kind is Kind.BARRIER else 1 << known.bit, arrival, done_at)
-        observer.called(batches + number, entry, begun_at, done_at, arrival)
+            self._tell(prepared.bits, arrival, done_at)
+        observer.called(batches + number, entries, begun_at, done_at, arrival)
 
     def _tell(self, bits: int, arrival: Arrival, done_at: float) -> None:
         """Lets a turn tell the decider of the root about a call; only about some, while calls follow at once."""
@@ -209,21 +261,21 @@ class Calls:
             while self._called is not None:
                 self._called(*self._reports.popleft())
 
-    def _release(self, entry: Entry[Any]) -> None:
-        if self._current.get(None) is entry:
+    def _release(self, entries: Sequence[Entry[Any]]) -> None:
+        if self._current.get(None) is entries:
             self._has_begun = False
             self._current.pop(None, None)
 
-    def _after_interrupt(self, entry: Entry[Any], prepared: _Prepared, batches: int) -> None:
-        if entry.was_taken_up:
+    def _after_interrupt(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
+        if entries[0].was_taken_up:
             pass
-        elif self._current.get(None) is entry:
+        elif self._current.get(None) is entries:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
-                self._finish(entry, prepared, batches)
+                self._finish(entries, prepared, batches)
             elif outcome == native.CALL_REFUSED:
-                self._in_flight.withdraw(entry)
-                self._release(entry)
-        elif not entry.is_done:
-            self._in_flight.withdraw(entry)
+                self._in_flight.withdraw(entries)
+                self._release(entries)
+        elif not entries[0].is_done:
+            self._in_flight.withdraw(entries)
         self._wake()

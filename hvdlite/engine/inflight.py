@@ -53,25 +53,26 @@ class InFlight:
         """True if anything is in flight."""
         return bool(self._by_name)
 
-    def enter_alone(self, entry: Entry) -> bool:
-        """Puts ``entry`` in flight without submitting it.
+    def enter_alone(self, entries: Sequence[Entry]) -> bool:
+        """Puts all of ``entries`` in flight without submitting them.
 
         False if anything is in flight, new entries are refused, or somebody keeps their times.
         """
         by_name = self._by_name
         if by_name or self._new or self._deferred or self._error or self.keeps_times:
             return False
-        if by_name.setdefault(entry.name, entry) is not entry:
-            return False
-        if self._error is None:
-            return True
-        self._withdraw((entry,))
+        for entry in entries:
+            if by_name.setdefault(entry.name, entry) is not entry:
+                break
+        else:
+            if self._error is None:
+                return True
+        self._withdraw(entries)
         return False
 
-    def withdraw(self, entry: Entry) -> None:
+    def withdraw(self, entries: Sequence[Entry]) -> None:
         """Undoes `enter_alone`."""
-        if self._by_name.get(entry.name) is entry:
-            self._by_name.pop(entry.name, None)
+        self._withdraw(entries)
         if self._deferred:
             self._wake()
 

@@ -62,9 +62,9 @@ Subscriber = Callable[[Work], None]
 """Called with each batch when it is done, in the thread that finishes it, before its waiters wake. Must not block."""
 
 
-OnCall = Callable[[int, Entry, float, float, "Arrival | None"], None]
+OnCall = Callable[[int, Sequence[Entry], float, float, "Arrival | None"], None]
 """Called in place of a `Subscriber` with a batch that a thread ran in one call, for which it makes no `Work`: number,
-entry, when the call began, when it was done, and what had arrived. Must not block, and must not raise."""
+entries, when the call began, when it was done, and what had arrived. Must not block, and must not raise."""
 
 
 class Observer:
@@ -154,8 +154,10 @@ class Observer:
         if self._subscribers:
             self._publish(work)
 
-    def called(self, number: int, entry: Entry, begun_at: float, done_at: float, arrival: Arrival | None) -> None:
-        """Records batch ``number``, of one entry, which a thread ran in one call: it waited from ``begun_at`` on."""
+    def called(
+        self, number: int, entries: Sequence[Entry], begun_at: float, done_at: float, arrival: Arrival | None
+    ) -> None:
+        """Records batch ``number``, which a thread ran in one call: it waited from ``begun_at`` on."""
         self._done_at = done_at
         waited_s = done_at - begun_at
         self._waited_s += waited_s
@@ -166,10 +168,10 @@ class Observer:
             self.missing = UNKNOWN
         for subscriber, on_call in self._subscribers:  # an error may come from a signal handler: it is the caller's
             if on_call is not None:
-                on_call(number, entry, begun_at, done_at, arrival)
+                on_call(number, entries, begun_at, done_at, arrival)
                 continue
-            work = Work((entry,), ((),), number, entry.nbytes)
-            work.tensors, work.arrival, work.waited_s = 1, arrival, waited_s
+            work = Work(entries, ((),) * len(entries), number, sum(entry.nbytes for entry in entries))
+            work.tensors, work.arrival, work.waited_s = len(entries), arrival, waited_s
             work.sent_at, work.agreed_at, work.moved_at, work.done_at = begun_at, done_at, done_at, done_at
             subscriber(work)
 

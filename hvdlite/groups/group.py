@@ -235,11 +235,7 @@ class Group:
 
     def run(self, entry: Entry) -> Handle:
         """Submits ``entry`` and returns the caller's handle when it is done."""
-        calls = self._calls
-        if calls is None or not calls.run(entry):
-            self.run_all((entry,))
-        elif not entry.is_done:
-            self.wait(entry)
+        self.run_all((entry,))
         return entry
 
     def run_all(self, entries: Sequence[Entry]) -> None:
@@ -247,8 +243,10 @@ class Group:
 
         If a signal handler raises meanwhile, all entries stay in flight, or none was submitted.
         """
+        calls = self._calls
         try:
-            self._in_flight.submit_all(entries, will_wait=True)
+            if calls is None or not calls.run(entries):
+                self._in_flight.submit_all(entries, will_wait=True)
             for entry in entries:
                 if not entry.is_done:
                     self.wait(entry)

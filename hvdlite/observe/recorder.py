@@ -153,10 +153,17 @@ class Recorder:
         self._write(group, work.number, work.tensors, work.nbytes, times, work.arrival, work.entries[0].request)
 
     def _record_call(
-        self, group: int, number: int, entry: Entry, begun_at: float, done_at: float, arrival: Arrival | None
+        self,
+        group: int,
+        number: int,
+        entries: Sequence[Entry],
+        begun_at: float,
+        done_at: float,
+        arrival: Arrival | None,
     ) -> None:
         times = begun_at, done_at, done_at, done_at, done_at - begun_at
-        self._write(group, number, 1, entry.nbytes, times, arrival, entry.request)
+        nbytes = sum([entry.nbytes for entry in entries])
+        self._write(group, number, len(entries), nbytes, times, arrival, entries[0].request)
 
     def _write(
         self,

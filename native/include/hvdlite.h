@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 11 };
+enum { HVD_ABI_VERSION = 12 };
 
 typedef int32_t hvd_status;
 enum {
@@ -114,7 +114,7 @@ enum {
 };
 
 // Sets of names are bits, 64 in each of `words`. `tensors` are to be run; no rank has a value for `blanks`, and all
-// ranks have put the bytes of `carried`, which is one tensor at most, into the page. They last until the next call.
+// ranks have put the bytes of `carried`, which are those of one call, into the page. They last until the next call.
 // `is_held_back`: this rank was not willing to decide. `is_waiting`: some names wait for ranks. `news`: how many.
 // `calls`: how many calls of this rank were done before.
 typedef struct {
@@ -180,8 +180,8 @@ typedef struct {
   int32_t bytes;
 } hvd_piece;
 
-// What a rank makes of the bytes that all ranks put into their slots, `bytes` each or fewer: `count` pieces, one behind
-// the other. With a `reduction`, a piece is that of all ranks, reduced.
+// What a rank makes of a tensor of which all ranks put `bytes` or fewer into the page: `count` pieces, one behind the
+// other. With a `reduction`, a piece is that of all ranks, reduced.
 typedef struct {
   const hvd_reduction* reduction;
   const hvd_piece* pieces;
@@ -189,8 +189,17 @@ typedef struct {
   uint64_t bytes;
 } hvd_recipe;
 
-// How a call ends. REFUSED: nothing was submitted. LEFT: the tensor is submitted, and after hvd_page_adopt turns go on
-// with it. DONE: it has run. Any larger number is a ticket: the call is left, but may be resumed.
+// A tensor of a call: this rank has `bytes` of it at `in`, and `recipe` writes to `out`.
+typedef struct {
+  const void* in;
+  void* out;
+  const hvd_recipe* recipe;
+  uint32_t name;
+  uint32_t bytes;
+} hvd_carried;
+
+// How a call ends. REFUSED: nothing was submitted. LEFT: its tensors are submitted, and after hvd_page_adopt turns go
+// on with them. DONE: they have run. Any larger number is a ticket: the call is left, but may be resumed.
 enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 
 // A call of a thread whose rank had nothing in flight when the page had `version`. Times are seconds of the
@@ -198,11 +207,8 @@ enum { HVD_CALL_REFUSED = 0, HVD_CALL_DONE = 1, HVD_CALL_LEFT = 2 };
 typedef struct {
   hvd_news* news;  // null, or room for one of each rank
   uint64_t version;
-  const void* in;
-  void* out;
-  const hvd_recipe* recipe;
-  uint32_t name;
-  uint32_t bytes;   // of `in`
+  const hvd_carried* tensors;  // `count` with different names, in the order that they have on all ranks
+  int32_t count;
   int32_t outcome;  // of these fields alone, written unless a turn or another call holds the page
   // Of a call that is DONE.
   int32_t news_count;
@@ -220,8 +226,8 @@ typedef struct {
 // The address of the version, which changes with everything that a rank publishes or decides, until hvd_page_free.
 HVD_API const uint64_t* hvd_page_version(hvd_page* page);
 
-// Agrees on a tensor, within 2 ms, and moves it, within 2 more. Returns the outcome or a ticket. Refused if the version
-// has changed, or turns have not applied all that they have decided.
+// Agrees on tensors, within 2 ms, and moves them, within 2 more. Returns the outcome or a ticket. Refused if the
+// version has changed, or turns have not applied all that they have decided.
 HVD_API int64_t hvd_page_call(hvd_page* page, hvd_call* call);
 
 // Goes on with a call that has returned `ticket`, with 8 ms for the agreement; LEFT if a turn has taken it over.
@@ -230,12 +236,11 @@ HVD_API int64_t hvd_page_resume(hvd_page* page, hvd_call* call, int64_t ticket);
 // 1 if a call was left, with which this turn goes on.
 HVD_API int32_t hvd_page_adopt(hvd_page* page);
 
-// Follows `recipe` for a carried tensor, of which this rank has `bytes` at `in`, in the order of the decisions. Waits
-// until all ranks have put theirs. HVD_TIMED_OUT if nothing has come for `timeout_ns`; HVD_ABORTED soon after
-// hvd_page_give_up; HVD_INVALID if there is no such tensor or piece, or a peer wrote what no correct peer writes. Any
-// thread, while no call waits and none can begin.
-HVD_API hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe,
-                                    int64_t timeout_ns);
+// Moves the tensors of a carried decision, in the order of the decisions. Waits until all ranks have put theirs.
+// HVD_TIMED_OUT if nothing has come for `timeout_ns`; HVD_ABORTED soon after hvd_page_give_up; HVD_INVALID if there is
+// no such decision or piece, or a peer wrote what no correct peer writes. Any thread, while no call waits and none can
+// begin.
+HVD_API hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, int32_t count, int64_t timeout_ns);
 
 // Ends hvd_page_collect, now and later. Any thread, also after hvd_page_close.
 HVD_API void hvd_page_give_up(hvd_page* page);

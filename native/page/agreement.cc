@@ -36,6 +36,7 @@ Agreement::Agreement(Page& page, int32_t rank, Bells* bells)
       waiting_(static_cast<size_t>(geometry_.names) * geometry_.size),
       holders_(geometry_.names),
       ready_(geometry_.words()),
+      carrying_(geometry_.words()),
       decision_(3 * static_cast<size_t>(geometry_.words())) {}
 
 hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept {
@@ -46,7 +47,8 @@ hvd_status Agreement::submit(const Submission* submissions, uint64_t count, int6
   for (uint64_t i = 0; i < count; ++i) page_.entry(own_, submitted_ + i).set(entry_of(submissions[i], decided_));
   submitted_ += count;
   for (uint64_t i = 0; i < count; ++i) {
-    if (submissions[i].is_carried) carrying_ = submissions[i].name;
+    const uint32_t name = submissions[i].name;
+    if (submissions[i].is_carried) carrying_[name / 64] |= uint64_t{1} << name % 64;
   }
   if (bells_ != nullptr) page_.line(own_).submitted_at[decided_ % kTimes].set(now_ns);
   page_.line(own_).submitted.store(submitted_);
@@ -204,23 +206,30 @@ hvd_status Agreement::apply(int32_t winner, Decision* decision) noexcept {
 }
 
 hvd_status Agreement::take_tensors(int32_t winner, int32_t words) noexcept {
+  bool has_carried = false, has_others = false;  // among the names that this rank carries: by all ranks, or not
   for (int32_t word = 0; word < words; ++word) {
     const uint64_t tensors = page_.bits(winner, decided_, word).get();
     if ((tensors & ~ready_[word]) != 0) return HVD_INVALID;
+    const uint64_t own = std::exchange(carrying_[word], carrying_[word] & ~tensors) & tensors;
     uint64_t blanks = 0, carried = 0;
     for (uint64_t left = tensors; left != 0; left &= left - 1) {
       const uint64_t bit = left & -left;
       const uint32_t name = static_cast<uint32_t>(64 * word + __builtin_ctzll(left));
       const Taken taken = take(name);
       if (taken.is_blank) blanks |= bit;
-      if (taken.is_carried) carried |= bit;
+      if (taken.is_carried) carried |= bit & own;  // whatever the page says
     }
+    has_carried |= carried != 0;
+    has_others |= (own & ~carried) != 0;
     ready_[word] &= ~tensors;
     decision_[word] = tensors;
     decision_[geometry_.words() + word] = blanks;
     decision_[2 * geometry_.words() + word] = carried;
   }
-  return HVD_OK;
+  if (!has_carried) return HVD_OK;
+  ++carried_;  // and no write otherwise: another thread of this rank may read it
+  const bool is_all = std::all_of(carrying_.begin(), carrying_.end(), [](uint64_t each) { return each == 0; });
+  return is_all && !has_others ? HVD_OK : HVD_INVALID;
 }
 
 Agreement::Taken Agreement::take(uint32_t name) noexcept {
@@ -233,31 +242,34 @@ Agreement::Taken Agreement::take(uint32_t name) noexcept {
   }
   holders_[name] = 0;
   pending_ -= static_cast<uint64_t>(geometry_.size);
-  const bool is_own = std::exchange(carrying_, carrying_ == name ? -1 : carrying_) == name;  // whatever the page says
-  const bool is_carried = is_own && carried == geometry_.size;
-  if (is_carried) ++carried_;  // and no write otherwise: another thread of this rank may read it
-  return {blanks == geometry_.size, is_carried};
+  return {blanks == geometry_.size, carried == geometry_.size};
 }
 
-bool Agreement::is_carried(uint32_t name) const noexcept {
-  if (carrying_ != name) return false;
-  const Waiting* waiting = &waiting_[static_cast<size_t>(name) * geometry_.size];
-  return std::all_of(waiting, waiting + geometry_.size, [](const Waiting& each) { return each.is_carried; });
-}
-
-// True if the winner has proposed `name` and nothing else.
-bool Agreement::is_alone(int32_t winner, uint32_t name) noexcept {
-  const uint64_t head = page_.head(winner, decided_).get();
-  const int32_t words = static_cast<int32_t>(std::min<uint64_t>(head >> kKindBits, geometry_.words()));
-  if (static_cast<Kind>(head & kKindMask) != Kind::kTensors || words <= static_cast<int32_t>(name / 64)) return false;
-  for (int32_t word = 0; word < words; ++word) {
-    const uint64_t expected = word == static_cast<int32_t>(name / 64) ? uint64_t{1} << name % 64 : 0;
-    if (page_.bits(winner, decided_, word).get() != expected) return false;
+// True if all is ready that this rank carries, nothing else is, and all ranks carry it.
+bool Agreement::is_carried_by_all() const noexcept {
+  for (int32_t word = 0; word < words_; ++word) {
+    if (ready_[word] != carrying_[word]) return false;
+    for (uint64_t left = ready_[word]; left != 0; left &= left - 1) {
+      const Waiting* waiting = &waiting_[static_cast<size_t>(64 * word + __builtin_ctzll(left)) * geometry_.size];
+      if (!std::all_of(waiting, waiting + geometry_.size, [](const Waiting& each) { return each.is_carried; }))
+        return false;
+    }
   }
   return true;
 }
 
-hvd_status Agreement::next_carried(uint32_t name, Decision* decision, bool* is_over) noexcept {
+// True if the winner has proposed what this rank carries, and nothing else.
+bool Agreement::is_about_carried(int32_t winner) noexcept {
+  const uint64_t head = page_.head(winner, decided_).get();
+  const int32_t words = static_cast<int32_t>(std::min<uint64_t>(head >> kKindBits, geometry_.words()));
+  if (static_cast<Kind>(head & kKindMask) != Kind::kTensors) return false;
+  for (int32_t word = 0; word < std::max(words, words_); ++word) {
+    if ((word < words ? page_.bits(winner, decided_, word).get() : 0) != carrying_[word]) return false;
+  }
+  return true;
+}
+
+hvd_status Agreement::next_carried(Decision* decision, bool* is_over) noexcept {
   decision->kind = Kind::kNone;
   *is_over = false;
   uint64_t found = page_.header().decisions[decided_ % 2].load();
@@ -265,13 +277,13 @@ hvd_status Agreement::next_carried(uint32_t name, Decision* decision, bool* is_o
     if (hvd_status status = scan()) return status;
     const Kind kind = kind_due();
     if (kind == Kind::kNone || !has_room()) return HVD_OK;
-    *is_over = kind != Kind::kTensors || !is_carried(name);
+    *is_over = kind != Kind::kTensors || !is_carried_by_all();
     if (*is_over) return HVD_OK;
     propose(kind, &found);
   }
   int32_t winner = 0;
   if (hvd_status status = meet(found, &winner)) return status;
-  *is_over = !is_alone(winner, name) || !is_carried(name);
+  *is_over = !is_about_carried(winner) || !is_carried_by_all();
   if (*is_over) return HVD_OK;
   const hvd_status status = apply(winner, decision);
   return status == HVD_OK && carried_ == consumed_ ? HVD_INVALID : status;
@@ -288,7 +300,7 @@ void Agreement::close() noexcept {
   ++closings_;
   is_open_ = false;
   pending_ = 0;
-  carrying_ = -1;
+  std::fill(carrying_.begin(), carrying_.end(), uint64_t{0});
   std::fill(waiting_.begin(), waiting_.end(), Waiting{});
   std::fill(holders_.begin(), holders_.end(), 0u);
   std::fill(ready_.begin(), ready_.end(), uint64_t{0});

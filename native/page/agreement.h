@@ -17,11 +17,12 @@
 // whatever a proposer had read, all ranks have submitted what it proposes.
 // *Live.* A rank writes (its ring, or how many decisions it has applied), passes a fence, and then reads all others. Of
 // two ranks that write last, at least one sees both. It sees that something is ready, proposes, and wakes who sleeps.
-// *Carried.* A rank with nothing in flight may put the bytes of a tensor into the page before it submits it. If all
-// ranks do, they need not meet again: each reads all the bytes (carrier.h). Ranks count such tensors alike.
-// *Bounded.* Decision k is proposed only after all ranks have applied number k - 2, so two decision words and two
-// proposals for each rank suffice. An entry says how many decisions its rank had applied. Another rank reads it once it
-// has applied as many, so of each rank it knows one submit of a name at a time.
+// *Carried.* A rank with nothing in flight may put the bytes of one tensor, or of several that all ranks submit
+// together, into the page before it submits them. If all ranks do, they need not meet again: each reads all the bytes
+// (carrier.h). Ranks count such decisions alike. *Bounded.* Decision k is proposed only after all ranks have applied
+// number k - 2, so two decision words and two proposals for each rank suffice. An entry says how many decisions its
+// rank had applied. Another rank reads it once it has applied as many, so of each rank it knows one submit of a name at
+// a time.
 //
 // Nothing is repaired: if a rank dies at any step, the page is aborted and never used again.
 
@@ -49,11 +50,11 @@ struct Decision {
   int32_t words;
   const uint64_t* tensors;
   const uint64_t* blanks;   // those for which no rank has a value
-  const uint64_t* carried;  // those of which all ranks' bytes are in the page: one at most
+  const uint64_t* carried;  // those of which all ranks' bytes are in the page: none, or all that this rank carried
 };
 
 // A name as it is submitted. A rank that has no value for it contributes zeros, and says so. `is_carried`: its bytes
-// are in the slot of the page that `may_carry` has allowed.
+// are in the page.
 struct Submission {
   uint32_t name : 30;
   uint32_t is_blank : 1;
@@ -70,18 +71,17 @@ class Agreement {
   // HVD_INVALID if it cannot be: the page is closed, or a name is out of range.
   hvd_status submit(const Submission* submissions, uint64_t count, int64_t now_ns) noexcept;
 
-  // The number of carried tensors that are decided, and of those that this rank has read. A rank may carry another one
-  // only if they are equal and nothing of it is in flight.
+  // The number of decisions on carried tensors, and of those whose tensors this rank has read. A rank may carry others
+  // only if they are equal and nothing of it is in flight. It submits them together, and so do all ranks.
   uint64_t carried() const noexcept { return carried_; }
   uint64_t consumed() const noexcept { return consumed_; }
 
-  // This rank has read all bytes of a carried tensor.
+  // This rank has read all bytes of carried tensors.
   void consume() noexcept { ++consumed_; }
 
-  // Like `next`, for a rank that waits for `name`, which it has submitted as carried, and for nothing else. Takes the
-  // decision only if it is about that name alone and all ranks have carried it, and sets `*is_over` if `next` must take
-  // it instead.
-  hvd_status next_carried(uint32_t name, Decision* decision, bool* is_over) noexcept;
+  // Like `next`, for a rank that waits for what it carries, and for nothing else. Takes the decision only if it is
+  // about all of that and all ranks have carried it, and sets `*is_over` if `next` must take it instead.
+  hvd_status next_carried(Decision* decision, bool* is_over) noexcept;
 
   // Publishes that this rank, the root, has sent `messages` to all ranks since the page exists.
   void announce(uint32_t messages) noexcept;
@@ -155,8 +155,8 @@ class Agreement {
   void wake_sleepers() noexcept;
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
   hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
-  bool is_carried(uint32_t name) const noexcept;
-  bool is_alone(int32_t winner, uint32_t name) noexcept;
+  bool is_carried_by_all() const noexcept;
+  bool is_about_carried(int32_t winner) noexcept;
   Taken take(uint32_t name) noexcept;
   void close() noexcept;
 
@@ -167,9 +167,8 @@ class Agreement {
   bool is_open_ = true;
   uint64_t submitted_ = 0;  // entries of the own ring
   uint64_t decided_ = 0;    // decisions that this rank has applied
-  uint64_t carried_ = 0;    // tensors among these that were carried
+  uint64_t carried_ = 0;    // among these, on tensors that were carried
   uint64_t consumed_ = 0;   // of which this rank has read all
-  int64_t carrying_ = -1;   // the name that this rank has submitted as carried, until it is decided or the page closes
   uint32_t closings_ = 0;   // among them
   uint64_t opened_ = 0;     // those before the latest opening
   uint32_t messages_ = 0;   // among them
@@ -187,6 +186,7 @@ class Agreement {
   std::vector<Waiting> waiting_;    // by name and rank
   std::vector<uint32_t> holders_;   // by name: the ranks for which it waits
   std::vector<uint64_t> ready_;     // the names for which all ranks wait
+  std::vector<uint64_t> carrying_;  // those that this rank carries, until they are decided or the page closes
   std::vector<uint64_t> decision_;  // the tensors of the latest decision, then its blank and its carried ones
 };
 

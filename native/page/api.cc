@@ -45,8 +45,8 @@ using hvd::page::Decision;
 using hvd::page::Geometry;
 using hvd::page::Kind;
 
-// Who uses the agreement: nobody, a turn, or a call of a thread that waits for one tensor. A call that is left keeps it
-// until it is resumed or a turn goes on with its tensor.
+// Who uses the agreement: nobody, a turn, or a call of a thread that waits for its tensors. A call that is left keeps
+// it until it is resumed or a turn goes on with them.
 enum class Holder : uint64_t { kNobody, kTurn, kCall, kLeft };
 
 namespace {
@@ -93,9 +93,9 @@ struct hvd_page {
   }
   void give_back() { state = with(state, Holder::kNobody); }
 
-  // Moves a carried tensor that is decided, as `Carrier::move`.
-  hvd_status move(const Carried& tensor, int64_t until_ns) {
-    const hvd_status status = carrier->move(tensor, &spin, until_ns);
+  // Moves carried tensors that are decided, as `Carrier::move`.
+  hvd_status move(const Carried& carried, int64_t until_ns) {
+    const hvd_status status = carrier->move(carried, &spin, until_ns);
     if (status != HVD_OK) return status;
     call_decision.kind = Kind::kNone;
     agreement->consume();
@@ -103,11 +103,11 @@ struct hvd_page {
   }
 
   // The same, until no part has come for `timeout_ns`.
-  hvd_status move_within(const Carried& tensor, int64_t timeout_ns) {
+  hvd_status move_within(const Carried& carried, int64_t timeout_ns) {
     int64_t since_ns = hvd::monotonic_ns();
     for (;;) {
       const uint64_t before = carrier->number();
-      const hvd_status status = move(tensor, hvd::monotonic_ns() + kLookNs);
+      const hvd_status status = move(carried, hvd::monotonic_ns() + kLookNs);
       if (status != HVD_BUSY) return status;
       if (is_given_up) return HVD_ABORTED;
       if (carrier->number() != before) since_ns = hvd::monotonic_ns();
@@ -120,7 +120,8 @@ struct hvd_page {
   int32_t own = 0;
   std::unique_ptr<Agreement> agreement;
   std::unique_ptr<Carrier> carrier;
-  // What a call has decided, until its tensor has moved. A turn that takes the call over gets it as the next decision.
+  // What a call has decided, until its tensors have moved. A turn that takes the call over gets it as the next
+  // decision.
   Decision call_decision = {};
   bool is_taken_over = false;
   std::vector<hvd::page::Submission> submissions;
@@ -157,14 +158,14 @@ void note(hvd_page* page, hvd_call* call) {
 
 enum class Wait { kDecided, kOver, kTimeout };
 
-// Waits until all ranks carry `name`, or a turn must go on. A call that `is_resumed` does not spin.
-Wait await(hvd_page* page, uint32_t name, int64_t until_ns, bool is_resumed) {
+// Waits until all ranks carry what this rank does, or a turn must go on. A call that `is_resumed` does not spin.
+Wait await(hvd_page* page, int64_t until_ns, bool is_resumed) {
   Agreement& agreement = *page->agreement;
   const int64_t start_ns = hvd::monotonic_ns(), limit_ns = is_resumed ? 0 : hvd::spin_ns(page->spin);
   bool is_over = false, may_spin = limit_ns > 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
-    if (agreement.next_carried(name, &page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
+    if (agreement.next_carried(&page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
     if (page->call_decision.kind != Kind::kNone) return Wait::kDecided;
     if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
     bool is_spin_enough = false;
@@ -198,11 +199,11 @@ void end_call(hvd_page* page, hvd_call* call, int32_t outcome) {
   pass_on(page, is_left ? Holder::kLeft : Holder::kNobody, is_left);
 }
 
-Carried carried_by(const hvd_call& call) { return {call.in, call.bytes, call.out, call.recipe}; }
+Carried carried_by(const hvd_call& call) { return {call.tensors, call.count}; }
 
 int64_t go_on(hvd_page* page, hvd_call* call, bool is_resumed) {
   const int64_t until_ns = hvd::monotonic_ns() + (is_resumed ? kResumedNs : kCallNs);
-  Wait wait = await(page, call->name, until_ns, is_resumed);
+  Wait wait = await(page, until_ns, is_resumed);
   // If it takes long, or the page is damaged, whoever takes the call over goes on, or finds that out.
   if (wait == Wait::kDecided && page->move(carried_by(*call), hvd::monotonic_ns() + kMovingNs) != HVD_OK)
     wait = Wait::kOver;
@@ -317,13 +318,14 @@ int64_t hvd_page_call(hvd_page* page, hvd_call* call) {
   if (!page->begin_call()) return HVD_CALL_REFUSED;
   Agreement& agreement = *page->agreement;
   agreement.disarm();  // this thread sees the decision
-  const bool may_carry = call->version == page->version && page->is_settled && agreement.is_open() &&
-                         agreement.consumed() == agreement.carried() && page->page.header().aborted.load() == 0 &&
-                         page->carrier->can_carry(carried_by(*call));
-  const hvd::page::Submission submission = {call->name, 0, 1};
+  const bool may_carry = call->count <= page->page.geometry().names && call->version == page->version &&
+                         page->is_settled && agreement.is_open() && agreement.consumed() == agreement.carried() &&
+                         page->page.header().aborted.load() == 0 && page->carrier->can_carry(carried_by(*call));
+  page->submissions.clear();
+  for (int32_t i = 0; may_carry && i < call->count; ++i) page->submissions.push_back({call->tensors[i].name, 0, 1});
   if (may_carry) page->carrier->put_first(carried_by(*call));
   page->begun_ns = hvd::monotonic_ns();
-  if (!may_carry || agreement.submit(&submission, 1, page->begun_ns) != HVD_OK) {
+  if (!may_carry || agreement.submit(page->submissions.data(), page->submissions.size(), page->begun_ns) != HVD_OK) {
     end_call(page, call, HVD_CALL_REFUSED);
     return HVD_CALL_REFUSED;
   }
@@ -344,15 +346,14 @@ int32_t hvd_page_adopt(hvd_page* page) {
   return 1;
 }
 
-hvd_status hvd_page_collect(hvd_page* page, const void* in, uint64_t bytes, void* out, const hvd_recipe* recipe,
-                            int64_t timeout_ns) {
-  const Carried tensor = {in, bytes, out, recipe};
+hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, int32_t count, int64_t timeout_ns) {
+  const Carried carried = {tensors, count};
   page->is_collecting = true;  // before `is_given_up` is read: hvd_page_close sets that, and then waits
   hvd_status status = HVD_INVALID;
   if (page->is_given_up) {
     status = HVD_ABORTED;
-  } else if (page->agreement->consumed() != page->agreement->carried() && page->carrier->can_carry(tensor)) {
-    status = page->move_within(tensor, timeout_ns);
+  } else if (page->agreement->consumed() != page->agreement->carried() && page->carrier->can_carry(carried)) {
+    status = page->move_within(carried, timeout_ns);
   }
   page->is_collecting = false;
   return status;

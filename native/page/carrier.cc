@@ -7,29 +7,54 @@
 
 namespace hvd::page {
 
-bool Carrier::can_carry(const Carried& tensor) const noexcept {
-  const uint64_t most = tensor.recipe->bytes;
-  return tensor.bytes <= most && (most == 0 || page_.geometry().slot_bytes > 0);
+namespace {
+
+// The bytes from the beginning of a tensor to that of the next one.
+uint64_t room_of(const hvd_carried& tensor) noexcept { return (tensor.recipe->bytes + 63) / 64 * 64; }
+
+uint64_t room_of(const Carried& carried) noexcept {
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < carried.count; ++i) bytes += room_of(carried.tensors[i]);
+  return bytes;
 }
 
-void Carrier::put(const Carried& tensor, uint64_t part) noexcept {
-  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), begin = part * slot_bytes;
-  if (begin >= tensor.bytes) return;
-  std::memcpy(page_.slot(own_, number_), static_cast<const uint8_t*>(tensor.in) + begin,
-              std::min(slot_bytes, tensor.bytes - begin));
+}  // namespace
+
+bool Carrier::can_carry(const Carried& carried) const noexcept {
+  for (int32_t i = 0; i < carried.count; ++i) {
+    const hvd_carried& tensor = carried.tensors[i];
+    if (tensor.bytes > tensor.recipe->bytes) return false;
+    if (tensor.recipe->bytes > 0 && page_.geometry().slot_bytes == 0) return false;
+  }
+  return true;
 }
 
-hvd_status Carrier::move(const Carried& tensor, hvd_spin* spin, int64_t until_ns) noexcept {
-  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), most = tensor.recipe->bytes;
-  const uint64_t parts = most == 0 ? 1 : (most + slot_bytes - 1) / slot_bytes;
+void Carrier::put(const Carried& carried, uint64_t part) noexcept {
+  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes);
+  const uint64_t first = part * slot_bytes, last = first + slot_bytes;
+  uint64_t begin = 0;  // of a tensor
+  for (int32_t i = 0; i < carried.count && begin < last; ++i) {
+    const hvd_carried& tensor = carried.tensors[i];
+    const uint64_t from = std::max(begin, first), to = std::min(begin + tensor.bytes, last);
+    if (from < to) {
+      const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
+      std::memcpy(page_.slot(own_, number_) + (from - first), in + (from - begin), to - from);
+    }
+    begin += room_of(tensor);
+  }
+}
+
+hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_ns) noexcept {
+  const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), bytes = room_of(carried);
+  const uint64_t parts = bytes == 0 ? 1 : (bytes + slot_bytes - 1) / slot_bytes;
   for (;;) {
     if (part_ > 0) {
       if (hvd_status status = await(spin, until_ns)) return status;
     }
-    if (hvd_status status = read(tensor)) return status;
+    if (hvd_status status = read(carried)) return status;
     ++number_;
     if (++part_ == parts) break;
-    put(tensor, part_);
+    put(carried, part_);
     tell();
   }
   part_ = 0;
@@ -81,29 +106,46 @@ hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
   }
 }
 
-// Makes of the present part what the recipe says.
-hvd_status Carrier::read(const Carried& tensor) noexcept {
+// Makes of the present part what the recipes say.
+hvd_status Carrier::read(const Carried& carried) noexcept {
+  const int64_t slot_bytes = page_.geometry().slot_bytes;
+  const int64_t first = static_cast<int64_t>(part_) * slot_bytes, last = first + slot_bytes;
+  int64_t begin = 0;
+  for (int32_t i = 0; i < carried.count && begin <= last; ++i) {
+    const hvd_carried& tensor = carried.tensors[i];
+    const int64_t end = begin + static_cast<int64_t>(room_of(tensor));
+    if (end >= first) {
+      if (hvd_status status = read(tensor, begin)) return status;
+    }
+    begin = end;
+  }
+  return HVD_OK;
+}
+
+// The same for a tensor that begins at `begin` of its call.
+hvd_status Carrier::read(const hvd_carried& tensor, int64_t begin) noexcept {
   const int32_t size = page_.geometry().size;
   const hvd_recipe& recipe = *tensor.recipe;
   const int64_t slot_bytes = page_.geometry().slot_bytes, most = static_cast<int64_t>(recipe.bytes);
-  const int64_t first = static_cast<int64_t>(part_) * slot_bytes, last = std::min(first + slot_bytes, most);
+  // Of the part, in bytes of the tensor; it may begin before the tensor does.
+  const int64_t first = static_cast<int64_t>(part_) * slot_bytes - begin, last = std::min(first + slot_bytes, most);
   uint8_t* write = static_cast<uint8_t*>(tensor.out);
   for (int32_t i = 0; i < recipe.count; ++i) {
     const hvd_piece& piece = recipe.pieces[i];
     if (piece.rank < 0 || piece.rank >= size || piece.offset < 0 || piece.bytes < 0 || piece.offset > most ||
         piece.bytes > most - piece.offset)
       return HVD_INVALID;
-    const int64_t begin = std::max<int64_t>(piece.offset, first);
-    const int64_t bytes = std::min<int64_t>(piece.offset + int64_t{piece.bytes}, last) - begin;
+    const int64_t from = std::max<int64_t>(piece.offset, first);
+    const int64_t bytes = std::min<int64_t>(piece.offset + int64_t{piece.bytes}, last) - from;
     if (bytes > 0) {
-      uint8_t* to = write + (begin - piece.offset);
+      uint8_t* to = write + (from - piece.offset);
       if (recipe.reduction != nullptr) {
         for (int32_t rank = 0; rank < size; ++rank)
-          inputs_[static_cast<size_t>(rank)] = page_.slot(rank, number_) + (begin - first);
+          inputs_[static_cast<size_t>(rank)] = page_.slot(rank, number_) + (from - first);
         const uint64_t items = static_cast<uint64_t>(bytes) / item_bytes(recipe.reduction->dtype);
         reduce(to, inputs_.data(), size, items, *recipe.reduction);
       } else {
-        std::memcpy(to, page_.slot(piece.rank, number_) + (begin - first), static_cast<size_t>(bytes));
+        std::memcpy(to, page_.slot(piece.rank, number_) + (from - first), static_cast<size_t>(bytes));
       }
     }
     write += piece.bytes;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -143,7 +144,7 @@ uint8_t byte_of(int32_t rank, uint32_t round, size_t at) { return static_cast<ui
 
 // All ranks' bytes, one after the other.
 struct Gathered {
-  Gathered(int32_t size, uint64_t bytes) : out(static_cast<size_t>(size) * bytes) {
+  Gathered(int32_t size, uint64_t bytes, uint32_t name) : name(name), out(static_cast<size_t>(size) * bytes) {
     for (int32_t rank = 0; rank < size; ++rank) pieces.push_back({rank, 0, static_cast<int32_t>(bytes)});
     recipe = {nullptr, pieces.data(), size, bytes};
   }
@@ -153,7 +154,8 @@ struct Gathered {
     in.resize(recipe.bytes / (rank == 1 && round % 2 ? 2 : 1));
     for (size_t at = 0; at < in.size(); ++at) in[at] = byte_of(rank, round, at);
     pieces[1].bytes = static_cast<int32_t>(round % 2 ? recipe.bytes / 2 : recipe.bytes);
-    return {in.data(), in.size(), out.data(), &recipe};
+    tensor = {in.data(), out.data(), &recipe, name, static_cast<uint32_t>(in.size())};
+    return {&tensor, 1};
   }
 
   bool is_right(uint32_t round) const {
@@ -166,44 +168,74 @@ struct Gathered {
     return true;
   }
 
+  const uint32_t name;
   std::vector<uint8_t> in, out;
   std::vector<hvd_piece> pieces;
   hvd_recipe recipe;
+  hvd_carried tensor;
 };
 
-// Ranks carry name 0, in one to four parts, except that one of them now and then does not. All move it, or none.
+// Ranks carry one to three tensors together, in one to twelve parts, except that one of them now and then does not. All
+// move them, or none.
 void test_carried(int32_t size) {
   constexpr int32_t kSlotBytes = 128;
-  Ranks ranks({size, 64, kSlotBytes});
+  constexpr uint32_t kNames[] = {0, 130, 65};
+  Ranks ranks({size, 256, kSlotBytes});
   ranks.run([&](int32_t rank, Agreement& agreement) {
     Carrier carrier(ranks.page, rank);
     hvd_spin spin = {rank % 2 * 20'000, 0, 0};
     for (uint32_t round = 0; round < 2000; ++round) {
       const bool is_carried = round % 7 != static_cast<uint32_t>(rank);
-      Gathered gathered(size, round * 37 % (4 * kSlotBytes + 1));
-      const Carried tensor = gathered.of(rank, round);
-      CHECK(carrier.can_carry(tensor));
-      if (is_carried) carrier.put_first(tensor);
-      const Submission submission = {0, false, is_carried};
-      CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
+      std::deque<Gathered> gathered;
+      std::vector<hvd_carried> tensors;
+      std::vector<Submission> submissions;
+      uint64_t names[4] = {};
+      for (uint32_t i = 0; i <= round / 7 % 3; ++i) {
+        gathered.emplace_back(size, (round + i) * 37 % (4 * kSlotBytes + 1), kNames[i]);
+        tensors.push_back(*gathered.back().of(rank, round).tensors);
+        submissions.push_back({kNames[i], false, is_carried});
+        names[kNames[i] / 64] |= uint64_t{1} << kNames[i] % 64;
+      }
+      const Carried carried = {tensors.data(), static_cast<int32_t>(tensors.size())};
+      CHECK(carrier.can_carry(carried));
+      if (is_carried) carrier.put_first(carried);
+      CHECK(agreement.submit(submissions.data(), submissions.size(), 1) == HVD_OK);
       bool are_carried = is_carried;
       Decision decision = {};
       for (bool is_over = false; is_carried && decision.kind == Kind::kNone && !is_over;) {
         const uint32_t rung = agreement.rung();
-        CHECK(agreement.next_carried(0, &decision, &is_over) == HVD_OK);
+        CHECK(agreement.next_carried(&decision, &is_over) == HVD_OK);
         are_carried = !is_over;
         if (decision.kind == Kind::kNone && !is_over)
           CHECK(agreement.sleep(rung, monotonic_ns() + 60 * kSecond) == HVD_OK);
       }
-      if (!are_carried) CHECK(decision_of(agreement).carried[0] == 0);
+      if (!are_carried) decision = decision_of(agreement);
       CHECK(are_carried == (round % 7 >= static_cast<uint32_t>(size)));
+      for (int32_t word = 0; word < decision.words; ++word) {
+        CHECK(decision.tensors[word] == names[word]);
+        CHECK(decision.carried[word] == (are_carried ? names[word] : 0));
+      }
       if (!are_carried) continue;
       hvd_status status = HVD_BUSY;
-      while (status == HVD_BUSY) status = carrier.move(tensor, &spin, monotonic_ns() + 1000 * (round % 50));
-      CHECK(status == HVD_OK && gathered.is_right(round));
+      while (status == HVD_BUSY) status = carrier.move(carried, &spin, monotonic_ns() + 1000 * (round % 50));
+      CHECK(status == HVD_OK);
+      for (const Gathered& each : gathered) CHECK(each.is_right(round));
       agreement.consume();
     }
   });
+}
+
+// Ranks that carry different tensors together: no correct ranks do.
+void test_ranks_that_carry_others() {
+  Ranks ranks({2, 64, 128});
+  const Submission submissions[] = {{1, 0, 1}, {2, 0, 1}, {3, 0, 1}};
+  Agreement first(ranks.page, 0), second(ranks.page, 1);
+  CHECK(first.submit(submissions, 2, 1) == HVD_OK && second.submit(submissions, 3, 1) == HVD_OK);
+  Decision decision = {};
+  bool is_over = false;
+  CHECK(second.next_carried(&decision, &is_over) == HVD_OK && is_over);
+  CHECK(first.next(&decision) == HVD_OK && decision.kind == Kind::kTensors && decision.carried[0] == (1 << 1 | 1 << 2));
+  CHECK(second.next(&decision) == HVD_INVALID);
 }
 
 // A rank of a job of two whose calls go through the C interface, and a peer that is made of the parts.
@@ -238,11 +270,8 @@ struct Pair {
     const Carried tensor = own.of(0, round);
     asked = {};
     asked.version = *hvd_page_version(rank);
-    asked.in = tensor.in;
-    asked.out = tensor.out;
-    asked.recipe = tensor.recipe;
-    asked.name = 5;
-    asked.bytes = static_cast<uint32_t>(tensor.bytes);
+    asked.tensors = tensor.tensors;
+    asked.count = tensor.count;
     const int64_t outcome = hvd_page_call(rank, &asked);
     Decision taken;
     CHECK(agreement->next(&taken) == HVD_OK && taken.kind == Kind::kTensors && taken.carried[0] == 1 << 5);
@@ -253,9 +282,7 @@ struct Pair {
     if (!std::exchange(is_closed, true)) hvd_page_close(rank);
   }
 
-  hvd_status collect(Gathered& own, int64_t timeout_ns) {
-    return hvd_page_collect(rank, own.in.data(), own.in.size(), own.out.data(), &own.recipe, timeout_ns);
-  }
+  hvd_status collect(Gathered& own, int64_t timeout_ns) { return hvd_page_collect(rank, &own.tensor, 1, timeout_ns); }
 
   // The peer moves the tensor.
   void move() {
@@ -281,7 +308,7 @@ struct Pair {
 void test_calls_that_wait_for_parts() {
   Pair pair;
   for (uint32_t round = 0; round < 12; ++round) {
-    Gathered own(2, 500), others(2, 500);
+    Gathered own(2, 500, 5), others(2, 500, 5);
     CHECK(pair.call(round, own, others) == HVD_CALL_LEFT && pair.asked.outcome == HVD_CALL_LEFT);
     CHECK(hvd_page_adopt(pair.rank) == 1 && hvd_page_adopt(pair.rank) == 0);
     CHECK(pair.next() == HVD_DECIDED_TENSORS && pair.decision.tensors[0] == 1 << 5);
@@ -299,7 +326,7 @@ void test_calls_that_wait_for_parts() {
 // Whoever goes on with the tensor waits no longer than it may, or until it is to give up.
 void test_a_peer_that_puts_no_more_parts() {
   Pair pair;
-  Gathered own(2, 500), others(2, 500);
+  Gathered own(2, 500, 5), others(2, 500, 5);
   CHECK(pair.call(0, own, others) == HVD_CALL_LEFT);
   pair.page.abort();
   CHECK(hvd_page_adopt(pair.rank) == 1 && pair.next() == HVD_DECIDED_TENSORS);
@@ -312,7 +339,7 @@ void test_a_peer_that_puts_no_more_parts() {
 }
 
 void test_a_page_that_is_closed_while_a_tensor_moves() {
-  Gathered own(2, 500), others(2, 500);
+  Gathered own(2, 500, 5), others(2, 500, 5);
   hvd_status status = HVD_OK;
   std::thread collecting;
   {
@@ -333,7 +360,7 @@ void test_a_page_that_is_closed_while_a_tensor_moves() {
 
 void test_parts_that_cannot_be() {
   Pair pair;
-  Gathered own(2, 500), others(2, 500);
+  Gathered own(2, 500, 5), others(2, 500, 5);
   CHECK(pair.call(0, own, others) == HVD_CALL_LEFT);
   pair.page.line(1).parts.store(7);
   CHECK(hvd_page_adopt(pair.rank) == 1 && pair.collect(own, kSecond) == HVD_INVALID);
@@ -410,6 +437,7 @@ int main() {
   test_any_order(5, 256, 40);
   test_messages_and_closings(2);
   test_messages_and_closings(4);
+  test_ranks_that_carry_others();
   test_carried(2);
   test_carried(3);
   test_calls_that_wait_for_parts();

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -34,10 +35,11 @@ class _Counted:
         self.counts: Counter[str] = Counter()
         finish, adopt = Calls._finish, Calls.settle
 
-        def counted_finish(calls: Calls, entry: Entry[Any], *arguments: Any) -> None:
+        def counted_finish(calls: Calls, entries: Sequence[Entry[Any]], *arguments: Any) -> None:
             self.counts["done"] += 1
-            self.counts[str(entry.request.kind)] += 1
-            finish(calls, entry, *arguments)
+            self.counts[f"{len(entries)} tensors"] += 1
+            self.counts[str(entries[0].request.kind)] += 1
+            finish(calls, entries, *arguments)
 
         def counted_settle(calls: Calls) -> None:
             before = len(calls._current)
@@ -157,6 +159,43 @@ def test_all_kinds_have_the_same_results_as_without_the_page(count: int, spin: s
             assert (counts[str(kind)] > 0) == row.by_all, kind
 
 
+def _all_groups() -> tuple[list[bytes], Counter[str]]:
+    """Every grouped form, of tensors of different dtypes and lengths, that fit into the page together and do not."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    results = []
+    with _Counted() as counts:
+        for lengths in ((), (7,), (0, 5, 0), (1, 2, 3, 1000), (4097, 1, 30_000), (70_001, 5, 200_000), (3,) * 300):
+            mine = [_mine(_DTYPES[number % 7], length, rank) for number, length in enumerate(lengths)]
+            even = [np.repeat(each, size) for each in mine]
+            of = f"of {len(lengths)} {sum(lengths)}"
+            for _ in range(3):
+                found = [
+                    *hvd.grouped_allreduce(mine, name=f"allreduce {of}", op=hvd.Sum),
+                    *hvd.grouped_allreduce_([each.copy() for each in mine], name=f"allreduce_ {of}", op=hvd.Max),
+                    *hvd.grouped_allgather([each[rank:] for each in mine], name=f"allgather {of}"),
+                    *hvd.grouped_reducescatter(even, name=f"reducescatter {of}", op=hvd.Sum),
+                ]
+                results += [each.tobytes() + repr((each.shape, each.dtype)).encode() for each in found]
+    hvd.shutdown()
+    return results, counts
+
+
+@pytest.mark.parametrize(("count", "spin"), [(1, "-1"), (2, "20"), (3, "20"), (3, "0")])
+def test_groups_have_the_same_results_as_without_the_page(count: int, spin: str) -> None:
+    with_page, without = (
+        [
+            outcome.result()
+            for outcome in process_ranks(count, _all_groups, environ={"HVDLITE_PAGE": page, "HVDLITE_SPIN": spin})
+        ]
+        for page in ("1", "0")
+    )
+    for (results, counts), (expected, _) in zip(with_page, without, strict=True):
+        assert results == expected
+        for tensors in (3, 4, 300):
+            assert counts[f"{tensors} tensors"] > 0, counts
+
+
 def _rows_that_change() -> Counter[str]:
     """One rank gathers another number of rows now and then: on the others the request is the same object."""
     hvd.init()
@@ -190,15 +229,21 @@ def _mixed(seed: int) -> Counter[str]:
             result = hvd.allreduce(mine, name=name, op=hvd.Sum)
         elif form == 1:
             result = hvd.allreduce_(mine, name=name, op=hvd.Sum)
-        else:
+        elif form == 2:
             result = hvd.synchronize(hvd.allreduce_async(mine, name=name, op=hvd.Sum))
+        elif form == 3:
+            result = np.stack(hvd.grouped_allreduce([mine, mine[:0]], name=name, op=hvd.Sum)[:1])
+        else:
+            handle = hvd.grouped_allreduce_async([mine, mine[:0]], name=name, op=hvd.Sum)
+            result = np.stack(hvd.synchronize(handle)[:1])
         assert (result == total).all()
 
     def call_all(name: str) -> None:
         for step in range(150):
             if chance.random() < 0.05:
                 time.sleep(0.004)  # the others leave their calls
-            call(name, step, chance.choice([0, 0, 1, 2] if step % 30 < 15 else [0, 1]))  # then all ranks make calls
+            forms = [3, 3, 4] if step % 4 == 3 else [0, 0, 1, 2]
+            call(name, step, chance.choice(forms if step % 30 < 15 else forms[:2]))  # then all ranks make calls
 
     with _Counted() as counts:
         for alone in range(2):
@@ -240,6 +285,13 @@ def _changing() -> Counter[str]:
                 with pytest.raises(hvd.Mismatch, match="ranks disagree about the shape of tensor 'a'"):
                     hvd.allreduce(np.ones(3), name="a", op=hvd.Sum)
             assert (hvd.allreduce(np.ones(3), name="a", op=hvd.Sum) == hvd.size()).all()
+            for lengths in ((3, 5), (3, 5), (5, 3), (3, 5, 3), (3, 5), (3, 5)):
+                for each in hvd.grouped_allreduce([np.ones(length) for length in lengths], name="g", op=hvd.Sum):
+                    assert (each == hvd.size()).all()
+            with pytest.raises(hvd.Mismatch, match="ranks disagree about the number of tensors in group 'g'"):
+                hvd.grouped_allreduce([np.ones(3), *[np.ones(5)] * (1 + hvd.rank())], name="g", op=hvd.Sum)
+            for _ in range(3):
+                hvd.grouped_allreduce([np.ones(3), np.ones(5)], name="g", op=hvd.Sum)
             if (child := os.fork()) == 0:
                 try:
                     hvd.allreduce(np.ones(3), name="a", op=hvd.Sum)

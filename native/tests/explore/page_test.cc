@@ -23,6 +23,7 @@ struct Digest {
     for (const auto& each : agreement.waiting_) {
       hash = mix(hash, each.is_submitted | each.is_blank << 1 | each.is_carried << 2);
     }
+    for (uint64_t word : agreement.carrying_) hash = mix(hash, word);
     hash = mix(mix(hash, agreement.carried_), agreement.consumed_);
     return hash;
   }
@@ -45,6 +46,7 @@ struct Case {
   bool carries = false;      // ranks with nothing else in flight carry name 0, but rank 0 not in round 2
   int slots = 2;             // for these
   int parts = 0;             // of these, if `Carrier` moves them
+  bool is_together = false;  // all names are submitted together, and carried so
 };
 
 // What ranks carry: one byte for each part, and the rank, round and part in it.
@@ -58,7 +60,8 @@ struct Tensor {
     for (int part = 0; part < plan.parts; ++part) in[part * kSlotBytes] = byte_of(rank, round, part);
     for (int other = 0; other < plan.ranks; ++other) pieces[other] = {other, 0, bytes};
     recipe = {nullptr, pieces, plan.ranks, static_cast<uint64_t>(bytes)};
-    return {in, recipe.bytes, out, &recipe};
+    carried = {in, out, &recipe, 0, static_cast<uint32_t>(bytes)};
+    return {&carried, 1};
   }
 
   bool is_right(int round, const Case& plan) const {
@@ -73,6 +76,7 @@ struct Tensor {
   uint8_t in[kMostParts * kSlotBytes], out[kMostRanks * kMostParts * kSlotBytes];
   hvd_piece pieces[kMostRanks];
   hvd_recipe recipe;
+  hvd_carried carried;
 };
 
 // One case, and what happens in one run of it, seen from outside.
@@ -98,13 +102,18 @@ struct World : Bells {
     std::memset(taken, 0, sizeof taken);
     std::memset(messages, 0, sizeof messages);
     std::memset(closings, 0, sizeof closings);
+    std::memset(carrying, 0, sizeof carrying);
     decided = 0;
   }
 
   void run(int rank) {
     if (plan.has_message && rank == 0) agreements[0]->announce(1);
     for (int round = 0; round < plan.rounds; ++round) {
-      for (int i = 0; i < plan.names; ++i) {
+      if (plan.is_together) {
+        for (int name = 0; name < plan.names; ++name) ++submits[rank][name];
+        submit(rank, 0, plan.names);
+      }
+      for (int i = 0; i < plan.names && !plan.is_together; ++i) {
         const int name = (i + rank) % plan.names;  // each rank in another order
         ++submits[rank][name];
         submit(rank, name);
@@ -126,17 +135,24 @@ struct World : Bells {
     }
   }
 
-  void submit(int rank, int name) {
+  void submit(int rank, int first, int count = 1) {
     Agreement& agreement = *agreements[rank];
-    const bool is_carried = plan.carries && name == 0 && !(plan.parts == 0 && rank == 0 && submits[rank][0] == 2) &&
-                            std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1);
+    const bool is_alone =
+        plan.is_together ? count > 1 : std::equal(submits[rank] + 1, submits[rank] + plan.names, runs[rank] + 1);
+    const bool is_carried =
+        plan.carries && first == 0 && is_alone && !(plan.parts == 0 && rank == 0 && submits[rank][0] == 2);
     if (is_carried && plan.parts > 0) {
       carriers[rank]->put_first(tensors[rank].of(rank, submits[rank][0], plan));
     } else if (is_carried) {
       slots[rank][agreement.carried() % plan.slots].set(bytes_of(rank, submits[rank][0]));
     }
-    const Submission submission = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name]), is_carried};
-    if (agreements[rank]->submit(&submission, 1, 1) != HVD_OK) explore::fail("submit is refused");
+    Submission submissions[kMostNames];
+    for (int i = 0; i < count; ++i) {
+      const int name = first + i;
+      submissions[i] = {static_cast<uint32_t>(name), is_blank(rank, name, submits[rank][name]), is_carried};
+    }
+    if (agreement.submit(submissions, static_cast<uint64_t>(count), 1) != HVD_OK) explore::fail("submit is refused");
+    carrying[rank] = is_carried;
     settle(rank);
   }
 
@@ -152,8 +168,11 @@ struct World : Bells {
 
   // Takes the next decision; false if there is none.
   bool take(int rank) {
-    Decision decision;
-    if (agreements[rank]->next(&decision) != HVD_OK) explore::fail("next is refused");
+    Decision decision = {};
+    bool is_over = true;
+    if (carrying[rank] && agreements[rank]->next_carried(&decision, &is_over) != HVD_OK)
+      explore::fail("next_carried is refused");
+    if (is_over && agreements[rank]->next(&decision) != HVD_OK) explore::fail("next is refused");
     if (decision.kind == Kind::kNone) {
       settle(rank);
       return false;
@@ -175,7 +194,12 @@ struct World : Bells {
         if (submits[other][name] < runs[rank][name]) explore::fail("a tensor runs that some rank has not submitted");
       }
     }
-    if (decision.kind == Kind::kTensors && (decision.carried[0] & 1) != 0) collect(rank);
+    if (decision.kind == Kind::kTensors) {
+      const uint64_t carried = decision.carried[0], expected = plan.is_together ? (1 << plan.names) - 1 : 1;
+      if (carried != 0 && (carried != expected || !carrying[rank])) explore::fail("others are carried");
+      if (carried != 0) collect(rank);
+      if ((tensors & 1) != 0) carrying[rank] = false;
+    }
     messages[rank] += decision.kind == Kind::kMessage;
     settle(rank);
     if (decision.kind == Kind::kClose) reopen(rank);
@@ -204,6 +228,7 @@ struct World : Bells {
   // do so by messages.
   void reopen(int rank) {
     ++closings[rank];
+    carrying[rank] = false;
     if (rank == 0) {
       for (int other = 1; other < plan.ranks; ++other) wait_for(has_closed[other]);
       for (int other = 1; other < plan.ranks; ++other) raise(may_open[other]);
@@ -251,6 +276,7 @@ struct World : Bells {
   // By rank.
   int submits[kMostRanks][kMostNames], runs[kMostRanks][kMostNames];
   int collected[kMostRanks], taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
+  bool carrying[kMostRanks];
   uint64_t log[kMostDecisions];
   int decided;
 };
@@ -281,6 +307,7 @@ void show(const Case& plan, const explore::Outcome& outcome) {
   if (plan.has_closing) text += ", a closing";
   if (plan.has_bells) text += ", bells";
   if (plan.carries) text += ", carried";
+  if (plan.is_together) text += " together";
   if (plan.parts > 0) text += " in " + std::to_string(plan.parts) + " part(s)";
   if (!outcome.fault.empty()) text += ": " + outcome.fault;
   std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
@@ -319,6 +346,9 @@ const std::vector<Case> kSoon = {
     {2, 1, 2, 0, 3, 0, false, false, false, true, 2, 3},
     {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 2},
     {3, 1, 1, 0, 2, 0, false, false, false, true, 2, 3},
+    {2, 2, 3, 0, 4, 0, false, false, false, true, 2, 0, true},
+    {2, 3, 2, 1, 3, 0, false, true, false, true, 2, 0, true},
+    {3, 2, 1, 0, 2, 0, false, false, false, true, 2, 0, true},
 };
 
 // A minute on an idle core.

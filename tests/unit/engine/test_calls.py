@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -17,10 +18,10 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, ShutDown
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind
+from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Replica, Work
 from hvdlite.tensors.buffer import address_of
-from tests.unit.replicas import request
+from tests.unit.replicas import group, request
 
 
 class Rank:
@@ -54,6 +55,7 @@ class Rank:
         )
 
     def _prepare(self, *arguments: int) -> None:
+        self.prepared = arguments
         self.page.call.outcome = native.CALL_REFUSED
 
     def _adopt(self) -> bool:
@@ -64,9 +66,16 @@ class Rank:
         first_at, last_at = self.page.times
         return 2, self.page.calls, first_at, last_at, 1, 0, first_at, last_at, last_at - first_at
 
-    def entry(self) -> Entry[Any]:
+    def entry(self, of: Request | None = None) -> Entry[Any]:
         array = np.ones(3, np.float32)
-        return Entry(self.request, None, address_of(array), address_of(array), array.nbytes, array)
+        return Entry(of or self.request, None, address_of(array), address_of(array), array.nbytes, array)
+
+    def group(self, length: int) -> list[Entry[Any]]:
+        """The entries of a group that is known, whose bits descend."""
+        requests = group("g", length)
+        for number, each in enumerate(requests):
+            self.replica.cache.remember(20 - number, each, ())
+        return [self.entry(each) for each in requests]
 
     def end(self) -> None:
         """The group ends."""
@@ -88,7 +97,7 @@ def test_a_turn_takes_over_a_call_that_was_left_before_its_thread_sees_that() ->
 
     rank = Rank(meanwhile)
     entry = rank.entry()
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert not entry.is_done
     assert rank.replica.by_bit == {3: entry}
     assert rank.in_flight.all() == [entry]
@@ -102,7 +111,7 @@ def test_a_turn_adopts_no_call_that_has_not_begun() -> None:
 
     rank = Rank(meanwhile)
     entry = rank.entry()
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert entry.is_done
     assert not rank.replica.by_bit
 
@@ -114,9 +123,9 @@ def test_a_call_that_was_done_before_the_group_ended_has_a_result() -> None:
 
     rank = Rank(meanwhile)
     entry = rank.entry()
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert (entry.is_done, entry.error) == (True, None)
-    assert not rank.calls.run(rank.entry())  # the group has ended
+    assert not rank.calls.run((rank.entry(),))  # the group has ended
     with pytest.raises(HorovodInternalError):
         rank.in_flight.submit(rank.entry())
 
@@ -131,7 +140,7 @@ def test_a_call_that_was_done_before_the_group_ended_has_a_result_that_it_alloca
     rank.replica.cache.remember(3, rank.request, (3, 3))
     entry = rank.entry()
     entry.allocate = lambda shape, rows: ((shape, rows), 0)
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert (entry.output, entry.rows) == (((6,), (3, 3)), (3, 3))
 
 
@@ -144,7 +153,7 @@ def test_a_call_that_was_left_when_the_group_ended_fails() -> None:
 
     rank = Rank(meanwhile)
     entry = rank.entry()
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert isinstance(entry.error, ShutDown)
     assert not rank.replica.by_bit
 
@@ -159,7 +168,7 @@ def test_an_interrupted_call_has_happened_or_has_not(outcome: int) -> None:
     rank = Rank(meanwhile)
     entry = rank.entry()
     with pytest.raises(KeyboardInterrupt):
-        rank.calls.run(entry)
+        rank.calls.run((entry,))
     rank.wake.assert_called()
     rank.calls.settle()
     assert entry.is_done == (outcome == native.CALL_DONE)
@@ -176,7 +185,7 @@ def test_an_interrupted_call_that_a_turn_has_taken_over_stays_in_flight() -> Non
     rank = Rank(meanwhile)
     entry = rank.entry()
     with pytest.raises(KeyboardInterrupt):
-        rank.calls.run(entry)
+        rank.calls.run((entry,))
     assert rank.in_flight.all() == [entry]
     assert rank.replica.by_bit == {3: entry}
 
@@ -204,21 +213,21 @@ def _resumed(answers: list[Any]) -> tuple[Rank, Entry[Any], list[int]]:
 
 def test_a_call_whose_tensor_does_not_come_soon_is_resumed() -> None:
     rank, entry, tickets = _resumed([11, 15, native.CALL_DONE])
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert entry.is_done
     assert tickets == [7, 11, 15]
 
 
 def test_a_call_that_a_turn_takes_over_is_not_resumed_any_more() -> None:
     rank, entry, tickets = _resumed([native.CALL_LEFT])
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert not entry.is_done
     assert tickets == [7]
 
 
 def test_turns_go_on_with_a_call_after_a_while() -> None:
     rank, entry, tickets = _resumed([7])
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     assert 1 < len(tickets) < 100
     rank.wake.assert_called_once_with()
     rank.calls.settle()
@@ -228,7 +237,7 @@ def test_turns_go_on_with_a_call_after_a_while() -> None:
 def test_the_wait_in_a_call_that_is_left_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, entry, tickets = _resumed([7])
     monkeypatch.setattr("hvdlite.engine.calls.monotonic", lambda: 5.0 + 0.008 * len(tickets))
-    assert rank.calls.run(entry)
+    assert rank.calls.run((entry,))
     found = {row.name: value for row, value in rank.observer.quantities(0.0).items()}
     assert found["waited_s"] == found["unagreed_s"] == pytest.approx(0.008 * len(tickets))
 
@@ -236,7 +245,7 @@ def test_the_wait_in_a_call_that_is_left_counts(monkeypatch: pytest.MonkeyPatch)
 def test_turns_go_on_with_a_call_that_is_interrupted_before_it_is_resumed() -> None:
     rank, entry, _ = _resumed([KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
-        rank.calls.run(entry)
+        rank.calls.run((entry,))
     rank.wake.assert_called_once_with()
     assert rank.in_flight.all() == [entry]
     rank.calls.settle()
@@ -248,7 +257,7 @@ def test_the_decider_hears_at_once_of_calls_that_follow_at_once() -> None:
 
     def call(first_at: float, late_s: float) -> None:
         rank.page.times = (first_at, first_at + late_s)
-        assert rank.calls.run(rank.entry())
+        assert rank.calls.run((rank.entry(),))
 
     for number in range(5):
         call(1.0 + number * 1e-4, 1e-5)
@@ -270,13 +279,13 @@ def test_a_turn_that_takes_over_a_call_while_it_is_interrupted_keeps_it() -> Non
     def meanwhile(rank: Rank) -> int:
         rank.leave()
         rank.calls.settle()
-        rank.calls._current[None] = rank.in_flight.all()[0]  # as between two steps of the turn
+        rank.calls._current[None] = rank.in_flight.all()  # as between two steps of the turn
         raise KeyboardInterrupt
 
     rank = Rank(meanwhile)
     entry = rank.entry()
     with pytest.raises(KeyboardInterrupt):
-        rank.calls.run(entry)
+        rank.calls.run((entry,))
     assert rank.in_flight.all() == [entry]
 
 
@@ -284,7 +293,7 @@ def test_a_rank_is_not_late_by_the_time_since_the_last_turn() -> None:
     rank = Rank(lambda rank: native.CALL_DONE)
     for at, first, last in ((1.0, 1, 0), (600.0, 1, 0)):
         rank.page.report = lambda at=at, first=first, last=last: (2, 1, at, at, first, last, at, at + 0.5, 0.5)
-        assert rank.calls.run(rank.entry())
+        assert rank.calls.run((rank.entry(),))
     rank.observer.arrived(0, True, 600.75)
     assert rank.observer.arrival == (0, 600.75, 0, 600.75, 0.75)
 
@@ -297,18 +306,18 @@ def test_a_call_that_is_interrupted_at_its_end_lets_others_begin(step: str) -> N
     place: Any = rank.in_flight if step == "withdraw" else rank.calls
     original, interrupts = getattr(place, step), [KeyboardInterrupt()]
 
-    def interrupted(entry: Entry[Any]) -> None:
+    def interrupted(entries: Sequence[Entry[Any]]) -> None:
         if interrupts:
             raise interrupts.pop()
-        original(entry)
+        original(entries)
 
     setattr(place, step, interrupted)
     entry = rank.entry()
     with pytest.raises(KeyboardInterrupt):
-        rank.calls.run(entry)
+        rank.calls.run((entry,))
     assert entry.is_done
     assert not rank.in_flight
-    assert rank.calls.run(rank.entry())
+    assert rank.calls.run((rank.entry(),))
 
 
 def test_batches_count_calls() -> None:
@@ -317,7 +326,7 @@ def test_batches_count_calls() -> None:
     rank.observer.subscribe(lambda work: numbers.append(work.number))
     rank.replica.batches = 4
     for rank.page.calls in (1, 2):
-        assert rank.calls.run(rank.entry())
+        assert rank.calls.run((rank.entry(),))
     assert numbers == [5, 6]
 
 
@@ -328,3 +337,70 @@ def test_what_a_call_left_is_not_moved_if_its_storage_was_resized_meanwhile() ->
     with pytest.raises(HorovodInternalError, match="was resized while the tensor was in flight"):
         collect(Work([entry], [()], 1), page, 1.0)
     page.collect.assert_not_called()
+
+
+def test_the_tensors_of_a_group_move_in_the_order_of_their_bits() -> None:
+    def meanwhile(rank: Rank) -> int:
+        (_, at, count), size = rank.prepared, ctypes.sizeof(native.Carried)
+        found.extend(native.Carried.from_address(at + number * size) for number in range(count))
+        assert rank.in_flight.all() == entries
+        return native.CALL_DONE
+
+    found: list[native.Carried] = []
+    rank = Rank(meanwhile)
+    entries = rank.group(3)
+    assert rank.calls.run(entries)
+    assert [(tensor.name, tensor.source, tensor.bytes) for tensor in found] == [
+        (bit, entry.source, 12) for bit, entry in ((18, entries[2]), (19, entries[1]), (20, entries[0]))
+    ]
+    assert all(entry.is_done for entry in entries)
+    assert not rank.in_flight
+
+
+def test_turns_go_on_with_all_tensors_of_a_group() -> None:
+    rank = Rank(Rank.leave)
+    entries = rank.group(2)
+    assert rank.calls.run(entries)
+    assert rank.in_flight.all() == entries
+    rank.calls.settle()
+    assert rank.replica.by_bit == {20: entries[0], 19: entries[1]}
+    assert all(entry.was_taken_up for entry in entries)
+
+
+def test_tensors_that_are_submitted_together_only_here_take_the_usual_way() -> None:
+    rank = Rank(lambda rank: native.CALL_DONE)
+    entries = rank.group(3)
+    assert not rank.calls.run(entries[:2])
+    assert not rank.calls.run([rank.entry(), entries[0]])
+    assert not rank.in_flight
+    assert rank.calls.run(entries)
+
+
+def test_a_group_that_is_too_large_takes_the_usual_way() -> None:
+    rank = Rank(lambda rank: native.CALL_DONE)
+    assert rank.calls.run(rank.group(16))
+    assert not rank.calls.run(rank.group(17))  # each takes 64 of 1024 bytes
+
+
+def test_a_group_of_which_a_tensor_is_in_flight_takes_the_usual_way() -> None:
+    def meanwhile(rank: Rank) -> int:
+        raise AssertionError
+
+    rank = Rank(meanwhile)
+    entries = rank.group(3)
+    rank.in_flight.submit(other := rank.entry(entries[1].request))
+    assert not rank.calls.run(entries)
+    assert rank.in_flight.all() == [other]
+
+
+def test_a_carried_batch_moves_all_its_tensors_in_their_order() -> None:
+    rank = Rank(lambda rank: 0)
+    entries = rank.group(2)
+    page = Mock(rank=0, size=2)
+    work = Work(entries, [(), ()], 1)
+    collect(work, page, 1.0)
+    tensors, timeout_s = page.collect.call_args.args
+    assert [(tensor.source, tensor.target, tensor.bytes) for tensor in tensors] == [
+        (entry.source, entry.target, 12) for entry in entries
+    ]
+    assert (work.nbytes, timeout_s) == (24, 1.0)
