@@ -143,7 +143,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_call": (c_int64, (c_void_p, c_void_p)),
     "hvd_page_resume": (c_int64, (c_void_p, c_void_p, c_int64)),
     "hvd_page_adopt": (c_int32, (c_void_p,)),
-    "hvd_page_collect": (c_int32, (c_void_p, POINTER(Carried), c_int32, c_int64)),
+    "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_int32, c_int64)),
     "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hvdlite import native
+from hvdlite.control import page
+from hvdlite.engine import calls
 from hvdlite.tensors import dtypes
 from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
@@ -34,7 +36,6 @@ POINTERS: dict[str, set[Any]] = {
     "const char*": {ctypes.c_char_p},
     "const void* const*": {ctypes.POINTER(ctypes.c_void_p)},
     "const hvd_reduction*": {ctypes.POINTER(native.Reduction)},
-    "const hvd_recipe*": {ctypes.POINTER(native.Recipe)},
     "const uint64_t*": {ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)},
     "hvd_page**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_arena**": {ctypes.POINTER(ctypes.c_void_p)},
@@ -108,3 +109,17 @@ def test_the_library_exports_these_functions_and_nothing_else() -> None:
     command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(native.LIBRARY)]
     symbols = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.split()
     assert set(symbols) == set(FUNCTIONS)
+
+
+def test_calls_are_packed_and_unpacked_as_the_structures_lie() -> None:
+    call = native.Call()
+    page._pack_call(call, page._ASKED_AT, 1, 2, 3, 4)
+    assert (call.version, call.tensors, call.count, call.outcome) == (1, 2, 3, 4)
+    report = [name for name, _ in native.Call._fields_]
+    report = report[report.index("news_count") :]
+    for number, name in enumerate(report):
+        setattr(call, name, number)
+    assert page._unpack_report(call, page._REPORT_AT) == tuple(range(len(report)))
+    carried = native.Carried()
+    calls._pack_addresses(carried, 0, 1, 2)
+    assert (carried.source, carried.target) == (1, 2)
