@@ -26,6 +26,7 @@ _COLUMNS: Final = {
     "gloo": "Gloo",
     "impi": "Intel MPI",
     "openmpi": "Open MPI",
+    "mpich": "MPICH",
 }
 _MIB: Final = 1 << 20
 

@@ -114,7 +114,10 @@ def open_mpi(library: Library) -> Iterator[MpiJob]:
         hvd.barrier()
         if hvd.rank() == 0:
             command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, *_FOLDERS, plan["folder"]]
-            stack.callback(_end, subprocess.Popen(command, env=environ(), stdin=subprocess.DEVNULL, stdout=sys.stderr))
+            started = subprocess.Popen(
+                command, env={**environ(), **library.environ}, stdin=subprocess.DEVNULL, stdout=sys.stderr
+            )
+            stack.callback(_end, started)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
