@@ -101,7 +101,8 @@ class Calls:
         prepared = self._prepared.get(requests[0].name)
         if (
             prepared is None
-            or prepared.requests != requests
+            or len(prepared.requests) != len(requests)
+            or not all(map(is_, prepared.requests, requests))
             or not all(map(is_, map(self._known.get, prepared.names), prepared.knowns))
         ):
             prepared = self._prepare(requests)
@@ -172,7 +173,7 @@ class Calls:
         prepared = _Prepared(requests, names, knowns)
         found: list[tuple[int, Recipe]] = []
         for request, known in zip(requests, knowns, strict=True):
-            if known is None or known.request != request:
+            if known is None or known.request is not request:  # that of a chained call is not the same object
                 return prepared
             definition = self._replica.cache.definitions.get(known.bit)
             is_whole = len(requests) == 1 or request.group_length == len(requests)  # so it is on all ranks

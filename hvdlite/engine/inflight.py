@@ -56,10 +56,10 @@ class InFlight:
     def enter_alone(self, entries: Sequence[Entry]) -> bool:
         """Puts all of ``entries`` in flight without submitting them.
 
-        False if anything is in flight, new entries are refused, or somebody keeps their times.
+        False if anything is in flight, new entries are refused, or somebody keeps their times or watches one of them.
         """
         by_name = self._by_name
-        if by_name or self._new or self._deferred or self._error or self.keeps_times:
+        if by_name or self._new or self._deferred or self._error or self.keeps_times or self.waiters:
             return False
         for entry in entries:
             if by_name.setdefault(entry.name, entry) is not entry:

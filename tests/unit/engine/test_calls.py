@@ -404,3 +404,12 @@ def test_a_carried_batch_moves_all_its_tensors_in_their_order() -> None:
         (entry.source, entry.target, 12) for entry in entries
     ]
     assert (work.nbytes, timeout_s) == (24, 1.0)
+
+
+def test_an_entry_that_somebody_watches_takes_the_usual_way() -> None:
+    """As the first collective of a chained call, whose rest goes on when turns finish the entry."""
+    rank = Rank(lambda rank: native.CALL_DONE)
+    entry = rank.entry()
+    assert rank.in_flight.watch(entry, Mock())
+    assert not rank.calls.run((entry,))
+    assert not rank.in_flight
