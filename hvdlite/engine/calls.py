@@ -95,7 +95,7 @@ class Calls:
         """Runs ``entries``. False if they must be submitted in the usual way; else they are in flight, or done."""
         page, in_flight, replica = self._page, self._in_flight, self._replica
         version = page.version  # first: if something changes from here on, the native call is refused
-        if entries[0].name not in self._known:
+        if not entries or entries[0].name not in self._known:
             return False
         requests = [entry.request for entry in entries]
         prepared = self._prepared.get(requests[0].name)
