@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -44,36 +44,36 @@ def run(work: Work, planes: Planes) -> Completion | None:
     nbytes = 0
     for entry in work.entries:
         nbytes += entry.nbytes
-        if entry.owner is None:
-            if entry.group is None and entry.nbytes:  # the rank has joined
-                entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
-                entry.target = entry.source
-        else:
-            _check(entry)
+        if entry.owner is None and entry.group is None and entry.nbytes:  # the rank has joined
+            entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
+            entry.target = entry.source
     work.nbytes = nbytes
+    _check(work.entries)
     if first.device is not CPU and first.device.kind != CPU.kind:  # a decoded message has a CPU object of its own
         marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
         planes.of_device(first.device.kind).wait_for(marks)
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 
-def _check(entry: Entry) -> None:
-    if not is_intact(entry):
+def _check(entries: Sequence[Entry]) -> None:
+    if (entry := first_resized(entries)) is not None:
         raise HorovodInternalError(
             f"the storage of tensor {entry.name!r} was resized while the tensor was in flight, or to fewer bytes "
             "than the tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
         )
 
 
-def is_intact(entry: Entry) -> bool:
-    """True if the storage of the input, if it has one, still has all its bytes."""
-    owner = entry.owner
-    # Arrays need no check, and most storages begin where their tensor does.
-    if type(owner) is _ARRAY or owner is None:
-        return True
-    if owner.data_ptr() == entry.source and len(owner) >= entry.nbytes:
-        return True
-    return holds(owner, entry.source, entry.nbytes)
+def first_resized(entries: Sequence[Entry]) -> Entry | None:
+    """Returns the first of ``entries`` whose input has a storage that has lost some of its bytes, or None."""
+    for entry in entries:
+        owner = entry.owner
+        if owner is None or type(owner) is _ARRAY:
+            continue
+        if owner.data_ptr() == entry.source and len(owner) >= entry.nbytes:  # as for most storages
+            continue
+        if not holds(owner, entry.source, entry.nbytes):
+            return entry
+    return None
 
 
 class Recipe(NamedTuple):
@@ -130,12 +130,12 @@ def collect(work: Work, page: Page, timeout_s: float) -> None:
     Raises HorovodInternalError as `run` does, and if no bytes come for ``timeout_s``.
     """
     work.nbytes = sum(entry.nbytes for entry in work.entries)
+    _check(work.entries)
     tensors = (native.Carried * len(work.entries))()
     for entry, rows, tensor in zip(work.entries, work.rows, tensors, strict=True):
         recipe = recipe_of(entry.request, rows, page.size, page.rank)
         if recipe is None:
             raise HorovodInternalError(f"tensor {entry.name!r} cannot run in the page")
-        _check(entry)
         tensor.source, tensor.target, tensor.bytes = entry.source, entry.target, recipe.nbytes
         tensor.recipe = ctypes.pointer(recipe.native)
         entry.rows = recipe.rows

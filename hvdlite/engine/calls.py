@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.control.page import ALIGNMENT, News, Page
-from hvdlite.engine.batch import Recipe, is_intact, recipe_of
+from hvdlite.engine.batch import Recipe, first_resized, recipe_of
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.cache import Known
@@ -107,7 +107,7 @@ class Calls:
         ):
             prepared = self._prepare(requests)
         tensors = prepared.tensors
-        if tensors is None or not all(map(is_intact, entries)):
+        if tensors is None or first_resized(entries) is not None:
             return False
         batches = replica.batches
         owners = [entry.owner for entry in entries]  # keeps the memory, even if the end of the group finishes them

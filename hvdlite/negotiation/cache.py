@@ -12,6 +12,7 @@ the older tables, to read bits of older generations.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,6 +97,11 @@ class Definitions:
 
     def get(self, bit: int) -> Definition | None:
         return self._rows.get(bit)
+
+    def rows_of(self, bits: Iterable[int]) -> list[Rows]:
+        """Returns the agreed rows of each bit."""
+        known = self._rows
+        return [known[bit].rows for bit in bits]
 
     @property
     def is_full(self) -> bool:

@@ -167,7 +167,7 @@ class Replica:
             for bit in bits if has_joined else ():
                 if bit not in submitted:
                     submitted[bit] = of_joined(known[bit].request)
-            return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
+            return list(map(submitted.pop, bits)), known.rows_of(bits)
         except KeyError as error:
             raise ProtocolError(f"rank 0 runs the tensor of bit {error}, which this rank did not submit") from None
 

@@ -29,12 +29,12 @@ class LocalPlane(HostPlane):
         self._refuse_if_aborted()
         if self._library is None:
             return _reduce(spans, dtype, op, prescale, postscale)
-        reduction = native.Reduction(int(dtype), op, prescale, postscale)
-        source = (ctypes.c_void_p * 1)()
+        reduction, itemsize = ctypes.byref(native.Reduction(int(dtype), op, prescale, postscale)), dtype.itemsize
+        reduce, source = self._library.hvd_reduce, (ctypes.c_void_p * 1)()
         for read, write, nbytes in spans.tolist():
             source[0] = read
-            status = self._library.hvd_reduce(write, source, 1, nbytes // dtype.itemsize, ctypes.byref(reduction))
-            native.check(status, "allreduce")
+            if status := reduce(write, source, 1, nbytes // itemsize, reduction):
+                native.check(status, "allreduce")
         return None
 
     def allgather(self, streams: Sequence[Spans]) -> None:
