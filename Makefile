@@ -66,7 +66,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run the tests of the core and of PyTorch
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about nine minutes on two cores'
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about six minutes on two idle cores'
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
 
 test-compile: export PYTHONDONTWRITEBYTECODE =

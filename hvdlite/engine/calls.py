@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import is_
 from time import monotonic
@@ -30,7 +29,7 @@ from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
 from hvdlite.tensors.device import CPU
 
@@ -43,20 +42,27 @@ _pack_addresses: Final = struct.Struct("=QQ").pack_into  # ``source`` and ``targ
 
 
 class _Prepared(NamedTuple):
-    """What calls of the same ``requests`` need, as long as they are known as ``knowns``.
+    """What calls of some tensors need, as long as they are known as ``known`` and, but for the first, ``others``.
 
     ``tensors`` is None if they take the usual way. Ranks have the tensors in the order of their bits, so ``places`` has
-    where each request's begins.
+    where each one's begins.
     """
 
-    requests: list[Request]
-    names: list[str]
-    knowns: list[Known | None]
+    known: Known
+    names: Sequence[str]  # of the others
+    others: Sequence[Known | None]
     recipes: Sequence[Recipe] = ()
     tensors: ctypes.Array[native.Carried] | None = None
     tensors_at: int = 0
     places: Sequence[int] = ()
     bits: int = 0  # without that of the barrier
+
+    def fits(self, entries: Sequence[Entry[Any]], known: Mapping[str, Known]) -> bool:
+        """True if all ``entries`` but the first are the others, and known as these."""
+        if len(entries) != 1 + len(self.others) or not all(map(is_, map(known.get, self.names), self.others)):
+            return False
+        requests = [None if other is None else other.request for other in self.others]
+        return all(map(is_, requests, [entry.request for entry in entries[1:]]))
 
 
 class Calls:
@@ -93,38 +99,40 @@ class Calls:
 
     def run(self, entries: Sequence[Entry[Any]]) -> bool:
         """Runs ``entries``. False if they must be submitted in the usual way; else they are in flight, or done."""
-        page, in_flight, replica = self._page, self._in_flight, self._replica
+        page, in_flight = self._page, self._in_flight
         version = page.version  # first: if something changes from here on, the native call is refused
-        if not entries or entries[0].name not in self._known:
+        if not entries:
             return False
-        requests = [entry.request for entry in entries]
-        prepared = self._prepared.get(requests[0].name)
+        first, count = entries[0], len(entries)
+        known = self._known.get(first.name)
+        if known is None or known.request is not first.request:  # that of a chained call is another object
+            return False
+        prepared = self._prepared.get(first.name)
         if (
             prepared is None
-            or len(prepared.requests) != len(requests)
-            or not all(map(is_, prepared.requests, requests))
-            or not all(map(is_, map(self._known.get, prepared.names), prepared.knowns))
+            or prepared.known is not known
+            or ((count > 1 or prepared.others) and not prepared.fits(entries, self._known))
         ):
-            prepared = self._prepare(requests)
+            prepared = self._prepare(entries, known)
         tensors = prepared.tensors
         if tensors is None or first_resized(entries) is not None:
             return False
-        batches = replica.batches
-        owners = [entry.owner for entry in entries]  # keeps the memory, even if the end of the group finishes them
-        caller = threading.get_ident()
-        if in_flight:  # before memory is allocated
-            return False
-        for entry, recipe in zip(entries, prepared.recipes, strict=True):
-            entry.caller = caller
-            if entry.allocate is not None:
+        batches = self._replica.batches
+        # Keeps the memory, even if the end of the group finishes the entries.
+        owners = first.owner if count == 1 else [entry.owner for entry in entries]
+        if first.allocate is not None:
+            if in_flight:
+                return False
+            for entry, recipe in zip(entries, prepared.recipes, strict=True):
+                assert entry.allocate is not None
                 entry.output, entry.target = entry.allocate(recipe.shape, recipe.rows)
         try:
             if self._current.setdefault(None, entries) is not entries:
                 return False
             if in_flight.enter_alone(entries):
-                for entry, place in zip(entries, prepared.places, strict=True):
+                for entry, place in zip(entries, prepared.places):  # noqa: B905, of equal length
                     _pack_addresses(tensors, place, entry.source, entry.target)
-                page.prepare(version, prepared.tensors_at, len(entries))
+                page.prepare(version, prepared.tensors_at, count)
                 self._has_begun = True
                 # What it returns, because a turn may take over a call that was left, and another call may begin.
                 outcome = page.run()
@@ -167,20 +175,21 @@ class Calls:
         """Counts the calls before the latest decision, for the numbers of batches."""
         self._replica.calls = self._page.call.number if self._called is None else self._page.calls
 
-    def _prepare(self, requests: list[Request]) -> _Prepared:
-        page, names = self._page, [request.name for request in requests]
-        knowns = [self._known.get(name) for name in names]
-        prepared = _Prepared(requests, names, knowns)
+    def _prepare(self, entries: Sequence[Entry[Any]], known: Known) -> _Prepared:
+        page, requests = self._page, [entry.request for entry in entries]
+        names = [request.name for request in requests]
+        knowns = [known, *map(self._known.get, names[1:])]
+        prepared = _Prepared(known, names[1:], knowns[1:])
         found: list[tuple[int, Recipe]] = []
-        for request, known in zip(requests, knowns, strict=True):
-            if known is None or known.request is not request:  # that of a chained call is not the same object
+        for request, each in zip(requests, knowns, strict=True):
+            if each is None or each.request is not request:
                 return prepared
-            definition = self._replica.cache.definitions.get(known.bit)
+            definition = self._replica.cache.definitions.get(each.bit)
             is_whole = len(requests) == 1 or request.group_length == len(requests)  # so it is on all ranks
-            if is_whole and definition is not None and request.device.kind == CPU.kind and known.bit < page.names:
+            if is_whole and definition is not None and request.device.kind == CPU.kind and each.bit < page.names:
                 recipe = recipe_of(request, definition.rows, page.size, page.rank)
                 if recipe is not None:
-                    found.append((known.bit, recipe))
+                    found.append((each.bit, recipe))
         taken = sum(-(-recipe.native.bytes // ALIGNMENT) * ALIGNMENT for _, recipe in found)
         if len(found) == len(requests) and taken <= page.most_bytes:
             prepared = self._place(prepared, found)
@@ -199,7 +208,7 @@ class Calls:
             tensor = tensors[place]
             tensor.name, tensor.bytes, tensor.recipe = bit, recipe.nbytes, ctypes.pointer(recipe.native)
             places[number] = place * ctypes.sizeof(native.Carried)
-        is_barrier = prepared.requests[0].kind is Kind.BARRIER
+        is_barrier = prepared.known.request.kind is Kind.BARRIER
         return prepared._replace(
             recipes=[recipe for _, recipe in found],
             tensors=tensors,
@@ -216,14 +225,13 @@ class Calls:
         news: Sequence[News] = ()
         if count == page.size and observer.arrival is None:  # as usual, at the root
             arrival = first, first_at, last, last_at, late_s
-        else:
+        elif count:
             news = page.news_of_call(count)
-        for entry, recipe in zip(entries, prepared.recipes, strict=True):
+        for entry, recipe in zip(entries, prepared.recipes):  # noqa: B905, of equal length
             entry.rows = recipe.rows
-            entry.allocate = None
+            entry.allocate = entry.owner = None
         self._in_flight.withdraw(entries)
         for entry in entries:
-            entry.owner = None
             entry.error = None  # the group may have ended after the call, and failed all that it found in flight
             entry.is_done = True
         self._release(entries)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
@@ -61,18 +61,23 @@ class InFlight:
         by_name = self._by_name
         if by_name or self._new or self._deferred or self._error or self.keeps_times or self.waiters:
             return False
+        caller = threading.get_ident()
         for entry in entries:
+            entry.caller = caller
             if by_name.setdefault(entry.name, entry) is not entry:
                 break
         else:
             if self._error is None:
                 return True
-        self._withdraw(entries)
+        self.withdraw(entries)
         return False
 
     def withdraw(self, entries: Sequence[Entry]) -> None:
-        """Undoes `enter_alone`."""
-        self._withdraw(entries)
+        """Takes entries that no turn has seen out of flight."""
+        by_name = self._by_name
+        for entry in entries:
+            if by_name.get(entry.name) is entry:
+                by_name.pop(entry.name, None)
         if self._deferred:
             self._wake()
 
@@ -93,7 +98,7 @@ class InFlight:
             else:
                 self._defer((entry,))
             if self._error is not None:  # the group ended meanwhile, perhaps before it had this entry
-                self._withdraw((entry,))
+                self.withdraw((entry,))
                 self.end(self._error)
                 raise self._refusal()
             if not (self._is_awake or self._bursts):
@@ -130,7 +135,7 @@ class InFlight:
             else:
                 self._new.extend(entries)
             if self._error is not None:
-                self._withdraw(entries)
+                self.withdraw(entries)
                 self.end(self._error)
                 raise self._refusal()
             if not (self._is_awake or will_wait or self._bursts):
@@ -147,7 +152,7 @@ class InFlight:
 
         Raises DuplicateName if any other call has one of the names.
         """
-        self._withdraw(entries)
+        self.withdraw(entries)
         caller, names = threading.get_ident(), {entry.name for entry in entries}
         waiting = [other for call in self._deferred for other in call if other.name in names]
         holding = [self._by_name.get(name) for name in names]
@@ -158,12 +163,6 @@ class InFlight:
             raise self._refusal(entries[0].name)
         self._deferred.append(entries)
 
-    def _withdraw(self, entries: Iterable[Entry]) -> None:
-        """Withdraws entries that no turn has seen."""
-        for entry in entries:
-            if self._by_name.get(entry.name) is entry:
-                self._by_name.pop(entry.name, None)
-
     def _after_interrupt(self, entries: Sequence[Entry]) -> None:
         """Leaves ``entries`` in flight as an interrupted call of this thread; withdraws them if not yet submitted."""
         first = next(iter(entries), None)
@@ -173,7 +172,7 @@ class InFlight:
             for entry in entries:
                 entry.caller = threading.get_ident()
         else:
-            self._withdraw(entries)
+            self.withdraw(entries)
         self._wake()
 
     def _has(self, entry: Entry) -> bool:
@@ -223,7 +222,7 @@ class InFlight:
                     self._new.extend(call)
                     self._remove_deferred(call)
                 else:  # another thread has just taken one of the names
-                    self._withdraw(call)
+                    self.withdraw(call)
             waiting |= names
 
     def _remove_deferred(self, call: Sequence[Entry]) -> None:
@@ -231,7 +230,7 @@ class InFlight:
         try:
             self._deferred.remove(call)
         except ValueError:
-            self._withdraw(call)
+            self.withdraw(call)
             for entry in call:
                 self._new.remove(entry)
 

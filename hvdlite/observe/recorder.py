@@ -162,7 +162,7 @@ class Recorder:
         arrival: Arrival | None,
     ) -> None:
         times = begun_at, done_at, done_at, done_at, done_at - begun_at
-        nbytes = sum([entry.nbytes for entry in entries])
+        nbytes = entries[0].nbytes if len(entries) == 1 else sum([entry.nbytes for entry in entries])
         self._write(group, number, len(entries), nbytes, times, arrival, entries[0].request)
 
     def _write(
