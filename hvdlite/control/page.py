@@ -35,9 +35,15 @@ BUSY: Final = -2
 _NONE: Final = {native.ABORTED: ABORTED, native.BUSY: BUSY}
 _DAMAGED: Final = "a rank of this host has damaged the memory in which ranks agree"
 _WORD: Final = 8  # bytes
-_SLOT_BYTES: Final = 128 << 10  # what a call may copy and reduce in a small part of its time
-_ALL_SLOTS_BYTES: Final = 512 << 10
-_MOST_PARTS: Final = 8  # of a tensor; only one where ranks sleep when they wait, since each part is a wait
+_SLOTS: Final = 3  # of each rank
+_SLOT_BYTES: Final = 96 << 10  # what a call may copy and reduce in a small part of its time
+_ALL_SLOTS_BYTES: Final = 768 << 10
+_IF_CROWDED: Final = 512 << 10  # the same for more ranks than _FEW, so that the page has room for names
+_FEW: Final = 16
+# Parts of what a call moves; only one where ranks sleep when they wait, since each part is a wait. One tensor of more
+# parts than _MOST_ALONE takes less time in a data plane, where ranks share the reduction; many tensors do not.
+_MOST_PARTS: Final = 11
+_MOST_ALONE: Final = 6
 ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
@@ -48,7 +54,8 @@ _REPORT_AT: Final = native.Call.news_count.offset
 
 
 def _slot_bytes(size: int) -> int:
-    return min(_SLOT_BYTES, _ALL_SLOTS_BYTES // (2 * size) // _LINE * _LINE)
+    slots_bytes = _ALL_SLOTS_BYTES if size <= _FEW else _IF_CROWDED
+    return min(_SLOT_BYTES, slots_bytes // (_SLOTS * size) // _LINE * _LINE)
 
 
 class _NewsBuffer:
@@ -100,7 +107,7 @@ class Page:
     turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``most_bytes``: what the tensors of a call may take, each
-    rounded up to `ALIGNMENT`.
+    rounded up to `ALIGNMENT`; ``most_bytes_alone``: the same for one.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
     was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
     sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
@@ -110,7 +117,9 @@ class Page:
     def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
         slot_bytes = _slot_bytes(size)
-        self.most_bytes = slot_bytes * (_MOST_PARTS if spin_ns > 0 or size == 1 else 1)
+        has_parts = spin_ns > 0 or size == 1
+        self.most_bytes = slot_bytes * (_MOST_PARTS if has_parts else 1)
+        self.most_bytes_alone = slot_bytes * (_MOST_ALONE if has_parts else 1)
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []

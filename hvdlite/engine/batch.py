@@ -41,6 +41,7 @@ def run(work: Work, planes: Planes) -> Completion | None:
     """
     first = work.entries[0].request
     plane = planes[first.device.kind]
+    _check(work.entries)
     nbytes = 0
     for entry in work.entries:
         nbytes += entry.nbytes
@@ -48,7 +49,6 @@ def run(work: Work, planes: Planes) -> Completion | None:
             entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
             entry.target = entry.source
     work.nbytes = nbytes
-    _check(work.entries)
     if first.device is not CPU and first.device.kind != CPU.kind:  # a decoded message has a CPU object of its own
         marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
         planes.of_device(first.device.kind).wait_for(marks)

@@ -163,8 +163,8 @@ class Calls:
         """Lets turns go on with a call that was left. Each turn begins with it."""
         if self._reports:
             self._report()
-        entries = self._current.get(None)
-        if entries is not None and self._page.adopt():
+        if self._current and self._page.adopt():
+            entries = self._current[None]  # read now: the call that was left stays there, and an earlier one may not
             for entry in entries:
                 entry.was_taken_up = True
                 if not entry.is_done:  # else the group has ended
@@ -180,18 +180,22 @@ class Calls:
         names = [request.name for request in requests]
         knowns = [known, *map(self._known.get, names[1:])]
         prepared = _Prepared(known, names[1:], knowns[1:])
+        if not all(
+            each is not None and each.request is request for each, request in zip(knowns, requests, strict=True)
+        ):
+            return prepared  # they are about to be known, or otherwise
         found: list[tuple[int, Recipe]] = []
+        is_whole = len(requests) == 1 or requests[0].group_length == len(requests)  # so it is on all ranks
         for request, each in zip(requests, knowns, strict=True):
-            if each is None or each.request is not request:
-                return prepared
+            assert each is not None
             definition = self._replica.cache.definitions.get(each.bit)
-            is_whole = len(requests) == 1 or request.group_length == len(requests)  # so it is on all ranks
             if is_whole and definition is not None and request.device.kind == CPU.kind and each.bit < page.names:
                 recipe = recipe_of(request, definition.rows, page.size, page.rank)
                 if recipe is not None:
                     found.append((each.bit, recipe))
         taken = sum(-(-recipe.native.bytes // ALIGNMENT) * ALIGNMENT for _, recipe in found)
-        if len(found) == len(requests) and taken <= page.most_bytes:
+        most = page.most_bytes if len(requests) > 1 else page.most_bytes_alone
+        if len(found) == len(requests) and taken <= most:
             prepared = self._place(prepared, found)
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
@@ -282,7 +286,7 @@ class Calls:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
                 self._finish(entries, prepared, batches)
-            elif outcome == native.CALL_REFUSED:
+            elif outcome == native.CALL_REFUSED and not entries[0].was_taken_up:  # by a turn, since it was asked
                 self._in_flight.withdraw(entries)
                 self._release(entries)
         elif not entries[0].is_done:

@@ -56,7 +56,8 @@ class InFlight:
     def enter_alone(self, entries: Sequence[Entry]) -> bool:
         """Puts all of ``entries`` in flight without submitting them.
 
-        False if anything is in flight, new entries are refused, or somebody keeps their times or watches one of them.
+        False if anything is in flight, new entries are refused, or somebody keeps their times or watches
+        an entry.
         """
         by_name = self._by_name
         if by_name or self._new or self._deferred or self._error or self.keeps_times or self.waiters:

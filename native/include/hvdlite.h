@@ -137,7 +137,7 @@ typedef struct {
 } hvd_news;
 
 // Bytes of the page that hvd_page_open expects behind `fd`, zero-filled; 0 if there is no such page. `names`, a power
-// of two, is how many tensors ranks agree on. `slot_bytes`: how many bytes of a tensor a rank puts into the page at a
+// of two, is how many tensors ranks agree on. `slot_bytes`: how many bytes of a call a rank puts into the page at a
 // time.
 HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names, int32_t slot_bytes);
 

@@ -246,7 +246,7 @@ Agreement::Taken Agreement::take(uint32_t name) noexcept {
 }
 
 // True if all is ready that this rank carries, nothing else is, and all ranks carry it.
-bool Agreement::is_carried_by_all() const noexcept {
+bool Agreement::is_ready_as_carried() const noexcept {
   for (int32_t word = 0; word < words_; ++word) {
     if (ready_[word] != carrying_[word]) return false;
     for (uint64_t left = ready_[word]; left != 0; left &= left - 1) {
@@ -277,13 +277,13 @@ hvd_status Agreement::next_carried(Decision* decision, bool* is_over) noexcept {
     if (hvd_status status = scan()) return status;
     const Kind kind = kind_due();
     if (kind == Kind::kNone || !has_room()) return HVD_OK;
-    *is_over = kind != Kind::kTensors || !is_carried_by_all();
+    *is_over = kind != Kind::kTensors || !is_ready_as_carried();
     if (*is_over) return HVD_OK;
     propose(kind, &found);
   }
   int32_t winner = 0;
   if (hvd_status status = meet(found, &winner)) return status;
-  *is_over = !is_about_carried(winner) || !is_carried_by_all();
+  *is_over = !is_about_carried(winner) || !is_ready_as_carried();
   if (*is_over) return HVD_OK;
   const hvd_status status = apply(winner, decision);
   return status == HVD_OK && carried_ == consumed_ ? HVD_INVALID : status;

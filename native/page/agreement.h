@@ -19,10 +19,10 @@
 // two ranks that write last, at least one sees both. It sees that something is ready, proposes, and wakes who sleeps.
 // *Carried.* A rank with nothing in flight may put the bytes of one tensor, or of several that all ranks submit
 // together, into the page before it submits them. If all ranks do, they need not meet again: each reads all the bytes
-// (carrier.h). Ranks count such decisions alike. *Bounded.* Decision k is proposed only after all ranks have applied
-// number k - 2, so two decision words and two proposals for each rank suffice. An entry says how many decisions its
-// rank had applied. Another rank reads it once it has applied as many, so of each rank it knows one submit of a name at
-// a time.
+// (carrier.h). Ranks count such decisions alike.
+// *Bounded.* Decision k is proposed only after all ranks have applied number k - 2, so two decision words and two
+// proposals for each rank suffice. An entry says how many decisions its rank had applied. Another rank reads it once it
+// has applied as many, so of each rank it knows one submit of a name at a time.
 //
 // Nothing is repaired: if a rank dies at any step, the page is aborted and never used again.
 
@@ -155,7 +155,7 @@ class Agreement {
   void wake_sleepers() noexcept;
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
   hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
-  bool is_carried_by_all() const noexcept;
+  bool is_ready_as_carried() const noexcept;
   bool is_about_carried(int32_t winner) noexcept;
   Taken take(uint32_t name) noexcept;
   void close() noexcept;

@@ -53,9 +53,9 @@ namespace {
 
 // The longest call, and the longest when it is resumed: the main thread runs no signal handler meanwhile.
 constexpr int64_t kCallNs = 2'000'000, kResumedNs = 8'000'000;
-// The longest that a call then moves a tensor.
+// The longest that a call then moves its tensors.
 constexpr int64_t kMovingNs = 2'000'000;
-constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves a tensor for longer looks whether to give up
+constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves them for longer looks whether to give up
 
 }  // namespace
 

@@ -38,7 +38,7 @@ void Carrier::put(const Carried& carried, uint64_t part) noexcept {
     const uint64_t from = std::max(begin, first), to = std::min(begin + tensor.bytes, last);
     if (from < to) {
       const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
-      std::memcpy(page_.slot(own_, number_) + (from - first), in + (from - begin), to - from);
+      std::memcpy(page_.slot(own_, number_ + part - part_) + (from - first), in + (from - begin), to - from);
     }
     begin += room_of(tensor);
   }
@@ -51,19 +51,21 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
     if (part_ > 0) {
       if (hvd_status status = await(spin, until_ns)) return status;
     }
+    if (part_ + 1 < parts) {
+      put(carried, part_ + 1);
+      tell();
+    }
     if (hvd_status status = read(carried)) return status;
     ++number_;
     if (++part_ == parts) break;
-    put(carried, part_);
-    tell();
   }
   part_ = 0;
   return HVD_OK;
 }
 
-// Counts the part that was put, and wakes the ranks that sleep.
+// Counts the part after the present one, which was put, and wakes the ranks that sleep.
 void Carrier::tell() noexcept {
-  page_.line(own_).parts.store(number_ + 1);
+  page_.line(own_).parts.store(number_ + 2);
   fence();  // before this rank reads who sleeps
   for (int32_t rank = 0; rank < page_.geometry().size; ++rank) {
     Line& line = page_.line(rank);

@@ -1,10 +1,11 @@
-// Moves the bytes of the tensors that all ranks of a host carry (agreement.h), through two slots of each rank.
+// Moves the bytes of the tensors that all ranks of a host carry (agreement.h), through three slots of each rank.
 //
 // The tensors of a call lie one behind the other, each at the beginning of a cache line. What is longer than a slot
 // moves in *parts*, which have numbers that go on from one call to the next, and use the slots in turns. The first part
-// is put before the tensors are submitted, so all parts of that number are there once they are decided. A rank puts
-// each further part after it has read the one before, and counts it in its line. So a rank that has found part n of all
-// ranks knows that all have read part n - 1, and may put part n + 1 where that was.
+// is put before the tensors are submitted, so all parts of that number are there once they are decided. A rank that
+// finds part n of all ranks puts part n + 1 and counts it in its line, so that others need not wait for it, and then
+// reads part n. A rank that has counted part n has read part n - 2, so another one that finds it may put part n + 1
+// where that was.
 
 #pragma once
 

@@ -31,7 +31,9 @@ bool Geometry::is_valid() const noexcept {
          slot_bytes >= 0 && slot_bytes % kLine == 0 && bytes() <= kMaxBytes;
 }
 
-uint64_t Geometry::bytes() const noexcept { return slots_offset(*this) + 2 * static_cast<uint64_t>(slot_bytes) * size; }
+uint64_t Geometry::bytes() const noexcept {
+  return slots_offset(*this) + kSlots * static_cast<uint64_t>(slot_bytes) * size;
+}
 
 Page::~Page() { unmap(); }
 
@@ -77,7 +79,7 @@ Word<uint64_t>* Page::proposal(int32_t rank, uint64_t decision) noexcept {
 }
 
 uint8_t* Page::slot(int32_t rank, uint64_t part) noexcept {
-  const uint64_t index = 2 * static_cast<uint64_t>(rank) + part % 2;
+  const uint64_t index = kSlots * static_cast<uint64_t>(rank) + part % kSlots;
   return base_ + slots_offset(geometry_) + static_cast<uint64_t>(geometry_.slot_bytes) * index;
 }
 

@@ -5,7 +5,7 @@
 //   ring[size]                 of each rank: the tensors that it has submitted, in order. Written by that rank.
 //   proposal[size][2]          of each rank: the kind of decision that it proposed, then a bit for each name. Written
 //                              by that rank.
-//   slot[size][2]              of each rank: parts of the bytes of a tensor that it carries. Written by that rank.
+//   slot[size][kSlots]         of each rank: parts of the bytes of the tensors that it carries. Written by that rank.
 //
 // A fresh page is all zeros, which is a valid state: nothing is submitted or decided. A peer's part is not trusted:
 // every index that is read from it is checked.
@@ -22,6 +22,7 @@ namespace hvd::page {
 constexpr int32_t kMaxRanks = 1024;
 constexpr int32_t kMaxNames = 1 << 16;
 constexpr uint64_t kMaxBytes = 1 << 20;
+constexpr uint64_t kSlots = 3;
 
 struct Geometry {
   int32_t size;   // ranks

@@ -215,7 +215,7 @@ _certainly_a_call = patch.object(Calls, "run", _run_once_it_may)
 def _puts_no_parts_for_a_while(leaves: bool) -> str:
     """Rank 1's call is interrupted, and its executor, which then runs the tensor, does not begin when it should."""
     hvd.init()
-    ones = np.ones(1 << 18, np.float32)
+    ones = np.ones(1 << 17, np.float32)
     for _ in range(3):  # then all ranks know it
         hvd.allreduce(ones, name="a", op=hvd.Sum)
     collect, outcome = executor.collect, "ok"
@@ -284,7 +284,7 @@ def test_a_rank_shuts_down_in_time_while_parts_do_not_come() -> None:
 def _handles_a_signal_for_long() -> str:
     """In the call of rank 1, between two native calls, a handler runs until rank 0 has its result."""
     hvd.init()
-    ones = np.ones(1 << 18, np.float32)
+    ones = np.ones(1 << 17, np.float32)
     for _ in range(3):
         hvd.allreduce(ones, name="a", op=hvd.Sum)
 

@@ -339,7 +339,7 @@ def test_a_rank_that_dies_ends_the_calls_of_the_others() -> None:
 
 def _lose_one_that_calls() -> int:
     hvd.init()
-    large = np.ones(1 << 18, np.float32)
+    large = np.ones(1 << 17, np.float32)
     for step in itertools.count():
         try:
             assert hvd.allreduce(large, name="a", op=hvd.Sum)[-1] == hvd.size()

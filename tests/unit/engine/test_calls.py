@@ -33,6 +33,7 @@ class Rank:
             size=2,
             names=64,
             most_bytes=1024,
+            most_bytes_alone=512,
             rank=0,
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,
