@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -22,11 +22,13 @@ import psutil
 import pytest
 
 import hvdlite as hvd
+from hvdlite import native
 from hvdlite.engine import executor
 from hvdlite.engine.calls import Calls
 from hvdlite.errors import NotInitialized, ShutDown
 from hvdlite.groups import sets
 from hvdlite.negotiation.entry import Entry
+from hvdlite.session import group_of
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, interrupt_everywhere, raise_interrupt
@@ -171,7 +173,7 @@ def test_a_batch_that_waits_for_a_stopped_rank_is_interrupted_and_goes_on(plane:
 def _stops_while_tensors_move(turns: int) -> str:
     """Rank 1 stops itself at some time in each turn, mostly while a call moves the parts of a tensor."""
     hvd.init()
-    ones, twos = (np.full(1 << 18, value, np.float32) for value in (1, 2))
+    ones, twos = (np.full(1 << 17, value, np.float32) for value in (1, 2))
     for turn in range(turns):
         if hvd.rank() == 1:
             stopping = threading.Timer(0.05 + turn / 1000, os.kill, (os.getpid(), signal.SIGSTOP))
@@ -202,9 +204,9 @@ def test_a_call_that_waits_for_parts_of_a_stopped_rank_is_interrupted_and_goes_o
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
-def _run_once_it_may(calls: Calls, entry: Entry[Any]) -> bool:
+def _run_once_it_may(calls: Calls, entries: Sequence[Entry[Any]]) -> bool:
     """`Calls.run`, when this rank has ended what it did before, so that it does not submit in the usual way."""
-    until(lambda: _run(calls, entry))
+    until(lambda: _run(calls, entries))
     return True
 
 
@@ -287,21 +289,34 @@ def _handles_a_signal_for_long() -> str:
     ones = np.ones(1 << 17, np.float32)
     for _ in range(3):
         hvd.allreduce(ones, name="a", op=hvd.Sum)
+    turns = group_of(hvd.global_process_set)._turn_lock  # a turn that wants the page would end the call before
+    holding: list[None] = []
+
+    def run_without_turns(calls: Calls, entries: Sequence[Entry[Any]]) -> bool:
+        with contextlib.ExitStack() as stack:
+            turns.acquire()
+            holding.append(None)
+            stack.callback(lambda: holding and (holding.pop(), turns.release()))
+            return _run(calls, entries)
 
     def handle(number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code is not _run.__code__:
             frame = frame.f_back
-        if frame is None:
-            signal.setitimer(signal.ITIMER_REAL, 0.005)  # again: it is not in the call
+        if frame is None or frame.f_locals.get("outcome", native.CALL_REFUSED) <= native.CALL_LEFT:
+            signal.setitimer(signal.ITIMER_REAL, 0.005)  # again: it is not between native calls
         else:
+            holding.clear()
+            turns.release()
             pause_at("in a handler")
 
     if hvd.rank() == 1:
         signal.signal(signal.SIGALRM, handle)
         signal.setitimer(signal.ITIMER_REAL, 0.02)
+        run = patch.object(Calls, "run", lambda *arguments: until(lambda: run_without_turns(*arguments)) or True)
     else:
         pause_at("begin")
-    with _certainly_a_call:
+        run = _certainly_a_call
+    with run:
         assert hvd.allreduce(ones, name="a", op=hvd.Sum)[-1] == 2.0
     reached("done")
     hvd.shutdown()
