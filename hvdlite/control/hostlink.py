@@ -14,8 +14,9 @@ from hvdlite.control.link import ControlLink, Left, Lost, Received
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.negotiation.aggregate import Aggregator
-from hvdlite.negotiation.messages import ORDERLY, End, Gathered, News, Ready, Run
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Gathered, News, Ready, Run
 from hvdlite.negotiation.wire import Message, ProtocolError
+from hvdlite.scope import Scope
 
 _HOLD_S = 1.0  # how long the news of some ranks of a host wait for the news of the others
 
@@ -32,6 +33,10 @@ class _HostLink(ControlLink):
     @property
     def due(self) -> float | None:
         return self._across.due
+
+    def flush(self, scope: Scope) -> None:
+        self._within.flush(scope)
+        self._across.flush(scope)
 
     def close(self) -> None:
         self._within.close()
@@ -102,7 +107,8 @@ class LeaderLink(_HostLink):
             if isinstance(message, Ready):
                 self._news += self._aggregator.receive(sender, message)
             elif isinstance(message, End):
-                self._send_end(message)
+                if message.kind is not EndKind.EXITED:  # which is for this rank: it will see the connection end
+                    self._send_end(message)
                 yield Left(message) if message.kind in ORDERLY else item
             else:
                 raise ProtocolError(f"rank {sender} sent a message that only rank 0 sends")
@@ -120,7 +126,8 @@ class LeaderLink(_HostLink):
                 _, message = item
                 if isinstance(message, Run):
                     self._aggregator.decide(message)
-                self._within.send(message)
+                if not (isinstance(message, End) and message.kind is EndKind.EXITED):
+                    self._within.send(message)
             yield item
 
     def _send_end(self, end: End) -> None:

@@ -15,6 +15,7 @@ from hvdlite.control.inbox import Inbox
 from hvdlite.control.page import Page, PageOffer
 from hvdlite.negotiation.messages import End
 from hvdlite.negotiation.wire import Message
+from hvdlite.scope import Scope
 
 Received = tuple[int, Message]
 """The rank that sent a message, and the message. A plain tuple, because every turn makes one."""
@@ -52,6 +53,9 @@ class ControlLink(ABC):
     @abstractmethod
     def receive(self) -> Iterator[Received | Lost | Left]:
         """Yields messages with their sender, and lost peers after their last messages."""
+
+    def flush(self, scope: Scope) -> None:  # noqa: B027, most links have nothing to wait for
+        """Waits until what was sent has reached the peers, or ``scope`` is over. Nothing more will be received."""
 
     @abstractmethod
     def close(self) -> None:

@@ -158,11 +158,13 @@ class UnixLink(ControlLink):
             self._next_look = now + self._heartbeat_s
             yield from self._look_for_stopped(now)
 
-    def close(self) -> None:
-        closing = Scope.of(_CLOSE_S)
+    def flush(self, scope: Scope) -> None:
         for peer in self._all:
-            while not peer.frames.flush() and not closing.is_over:
-                comes(peer.frames.fileno(), select.POLLOUT, closing.left_s)
+            while not peer.frames.flush() and not scope.is_over:
+                comes(peer.frames.fileno(), select.POLLOUT, scope.left_s)
+
+    def close(self) -> None:
+        self.flush(Scope.of(_CLOSE_S))
         for peer in self._all + self._stopped:
             self._close_peer(peer)
         self.inbox.close()

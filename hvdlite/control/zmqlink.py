@@ -80,12 +80,14 @@ class ZmqLink(ControlLink):
     def receive(self) -> Iterator[Received | Lost]:
         """As `ControlLink.receive`, but never Left: no other rank reaches the root through this end alone."""
 
-    def close(self) -> None:
-        closing = Scope.of(_CLOSE_S)
-        while self._awaits_receipts() and not closing.is_over:
-            self._sleep(closing)
+    def flush(self, scope: Scope) -> None:
+        while self._awaits_receipts() and not scope.is_over:
+            self._sleep(scope)
             for _ in self.receive():
                 pass
+
+    def close(self) -> None:
+        self.flush(Scope.of(_CLOSE_S))
         self._release()
         self._unread.close()
         self.inbox.close()

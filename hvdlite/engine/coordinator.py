@@ -7,6 +7,9 @@ explains who decides, and `hvdlite.groups.group` which thread takes a turn. Turn
 Every rank of a group receives its end as an `End`; if there are several, the first one counts. If a rank left, all
 ranks still run the batches that were agreed before; if a rank was lost or failed, every rank aborts its planes.
 
+A process that exits without leaving is lost to its peers. But if it has run everything that it had agreed to, it says
+so before: then it is *gone*, and the others still run what was agreed, which does not need it.
+
 Ranks are group indices here. An `End`, and every text for users, has ranks by their numbers in the job.
 """
 
@@ -23,12 +26,13 @@ from hvdlite.engine.deciders import PageDecider, Resubmit, decider_of
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.errors import HvdError, Mismatch, PeerLost
+from hvdlite.errors import ENDED, HvdError, Mismatch, PeerLost
 from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of, fate_of
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Tuning
+from hvdlite.negotiation.messages import ORDERLY, STILL_RUN, End, EndKind, Tuning
 from hvdlite.negotiation.replica import Replica
+from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
@@ -73,6 +77,7 @@ class Coordinator:
             called = self.decider.called if isinstance(self.decider, PageDecider) else None
             self.calls = Calls(page, in_flight, self._replica, observer, called, link.inbox.wake.set)
         self._gone: set[int] = set()  # numbers in the job of the ranks that have left
+        self._exiting: set[int] = set()  # indices of the peers that owe nothing, and whose processes are about to exit
         self._end: End | None = None
         self.has_ended = threading.Event()
 
@@ -90,8 +95,12 @@ class Coordinator:
                 self._gone.add(item.end.rank)
             else:
                 sender, message = item
-                if isinstance(message, End) and message.kind in ORDERLY:
-                    self._gone.add(message.rank)
+                if isinstance(message, End):
+                    if message.kind is EndKind.EXITED:
+                        self._expect_exit(sender, message)
+                        continue
+                    if message.kind in ORDERLY:
+                        self._gone.add(message.rank)
                 decider.receive(sender, message, time.monotonic())
         new = self._in_flight.take_new()
         now = time.monotonic()
@@ -110,6 +119,10 @@ class Coordinator:
             self._gone.add(self._number)
             # Even after the end: otherwise the other ranks would take the closed links of this rank for a loss.
             self._end_all(self._own_end(kind, "it left"))
+
+    def exit(self) -> None:
+        """Tells the peers that this rank has run all that it had submitted, and that its process is about to exit."""
+        self._link.send(self._own_end(EndKind.EXITED, ENDED))
 
     def fail(self, cause: str) -> None:
         """Ends the group on all ranks because of a failure on this rank."""
@@ -171,7 +184,13 @@ class Coordinator:
         if rank in self._gone:
             self.decider.lost()
         else:
-            self.decider.end(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
+            kind = EndKind.GONE if lost.rank in self._exiting else EndKind.LOST
+            self.decider.end(End(kind, rank, self._hosts[lost.rank], lost.cause))
+
+    def _expect_exit(self, sender: int, end: End) -> None:
+        if end.rank != self._ranks[sender]:
+            raise ProtocolError(f"rank {self._ranks[sender]} sent the exit of rank {end.rank}")
+        self._exiting.add(sender)
 
     def _own_end(self, kind: EndKind, cause: str) -> End:
         return End(kind, self._number, self._host, cause)
@@ -187,7 +206,7 @@ class Coordinator:
         error = error_of(end)
         if self._end is None and end.kind is not EndKind.REMOVED:
             report(end.rank, fate_of(end), self._report)
-        if end.kind not in ORDERLY:
+        if end.kind not in STILL_RUN:
             self._executor.abort(error)  # even after the end: a batch agreed earlier may wait for the lost rank
         self.has_ended.set()  # the root agrees no batch after an end
         if self._end is not None:

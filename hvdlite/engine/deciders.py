@@ -28,7 +28,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import NOTHING_UNTOLD, StragglerWatch, Untold
-from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, Common, End, EndKind, Ready, Run, Tuning
+from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, STILL_RUN, Common, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
 from hvdlite.settings import Settings
@@ -87,7 +87,8 @@ class Decider(ABC):
     def end(self, end: End) -> None:
         """Ends the group on all ranks. An `ORDERLY` end is decided like a run; any other end counts at once.
 
-        May be called again: the first end counts, and later ones report which ranks have left.
+        GONE counts after all decisions that have been made. May be called again: the first end counts, and later ones
+        report which ranks have left.
         """
 
     @abstractmethod
@@ -359,13 +360,15 @@ class PageDecider(Decider):
     def decisions(self, has_room: bool, now: float) -> Iterator[Decision]:
         for message in self._inner.decisions(has_room, now):
             assert isinstance(message, (Run, End))
-            if self._has_ended or (isinstance(message, End) and message.kind not in ORDERLY):
+            if self._has_ended or (isinstance(message, End) and message.kind not in STILL_RUN):
                 self._has_ended = True
                 self.page.abort()
                 yield from self._ends_that_came()
                 yield message
             else:
                 self._came.append(message)
+        # A rank that is gone decides no more. The others have read everything from it once nothing is left to apply.
+        is_last = bool(self._came) and isinstance(self._came[-1], End) and self._came[-1].kind is EndKind.GONE
         while not self._has_ended:
             if self._is_due or not self._is_open:
                 if not self._came:
@@ -384,7 +387,7 @@ class PageDecider(Decider):
                 continue
             if self._unpublished:
                 self._publish(0, 0)
-            kind, bits, blank_bits, carried_bits = self.page.next(has_room)
+            kind, bits, blank_bits, carried_bits = self.page.next(has_room or is_last)
             if self._root is not None and kind >= 0:
                 self._root.arrived(self.page.news, now)
             if kind == native.DECIDED_TENSORS:
@@ -398,8 +401,9 @@ class PageDecider(Decider):
                 self._is_open = False
                 self._unpublished = self._unpublished_blank = 0  # the root gets all unanswered bits
                 yield Resubmit(self._resubmit)
-            elif kind == ABORTED:
+            elif kind == ABORTED or (is_last and kind != BUSY):
                 self._has_ended = True
+                self.page.abort()
                 yield from self._ends_that_came()
             elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
                 return

@@ -345,8 +345,8 @@ class Group:
         all ranks; agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
 
         EXITED: the process is about to exit. Agreed batches may finish until ``scope`` is over, and the threads end.
-        This rank sends no message, because peers notice the exit. But if the group has ended already, its end is still
-        delivered: otherwise peers would take this exit for the cause. LEFT may follow.
+        Peers notice the exit by themselves, and learn now if this rank owes them nothing. If the group has ended
+        already, its end is still delivered: otherwise peers would take this exit for the cause. LEFT may follow.
 
         FORKED: this process is a fork, which has none of the threads. Everything in flight fails.
 
@@ -392,10 +392,14 @@ class Group:
         if self._has_left:
             return
         is_idle = self._finish_batches(scope, f"rank {self.membership.number} is exiting")
+        owes_nothing = is_idle and not (scope.is_over or self._in_flight)  # over: some batch may have been aborted
         self._stop(Scope.of(_ABORTED_S))
         if is_idle:
-            if self.ended is not None:
-                with self._driving:
+            with self._driving:
+                if owes_nothing:
+                    self._coordinator.exit()
+                    self._link.flush(scope)
+                if self.ended is not None:
                     self._link.close()
             self.planes.close()
 

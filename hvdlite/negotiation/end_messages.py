@@ -8,7 +8,7 @@ from hvdlite.negotiation.messages import End, EndKind
 
 def error_of(end: End) -> HvdError:
     """Returns the error that calls raise after ``end``."""
-    if end.kind is EndKind.LOST:
+    if end.kind in (EndKind.LOST, EndKind.GONE):
         return PeerLost(end.rank, end.host, end.cause)
     if end.kind is EndKind.STALLED:
         missing: dict[int, list[str]] = {}
@@ -36,7 +36,7 @@ def error_of(end: End) -> HvdError:
 
 def fate_of(end: End) -> str:
     """Returns what happened to the rank that caused ``end``: "was lost: its process ended"; empty if it just left."""
-    if end.kind is EndKind.LOST:
+    if end.kind in (EndKind.LOST, EndKind.GONE):
         return f"was lost: {end.cause}"
     if end.kind is EndKind.STALLED:
         names = [name for rank, name in end.missing if rank == end.rank]

@@ -198,14 +198,18 @@ class EndKind(IntEnum):
     STALLED = 2  # a tensor was missing for too long
     FAILED = 3  # a data plane or a rank's coordinator failed
     REMOVED = 4  # a rank removed the process set
-    EXITED = 5  # the process is about to exit, which the other ranks notice by themselves
+    EXITED = 5  # the process is about to exit; the other ranks go on until they notice that it has
     FORKED = 6  # the process was forked from a rank, and has none of its threads
+    GONE = 7  # a rank's process has ended, after all that the rank had agreed to
 
 
-UNSENT = frozenset({EndKind.EXITED, EndKind.FORKED})
+UNSENT = frozenset({EndKind.FORKED})
 """The ends that concern this process alone. No message has them."""
 
 ORDERLY = frozenset({EndKind.LEFT, EndKind.REMOVED})
+"""The ends that the root decides like a run."""
+
+STILL_RUN = ORDERLY | {EndKind.GONE}
 """The ends after which ranks still run the batches that were agreed before."""
 
 

@@ -210,7 +210,7 @@ def _survive(group: Group, name: str) -> None:
                 _run_all_kinds(group)
             assert lost.value.rank == 1
         assert group.ended is not None
-        assert group.ended.kind is EndKind.LOST
+        assert group.ended.kind is EndKind.GONE
         _close(group)
         return
     _use_and_close(group, name)

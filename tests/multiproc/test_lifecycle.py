@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.engine import executor
+from hvdlite.engine.batch import run
+from hvdlite.negotiation.replica import Work
+from hvdlite.planes.base import Completion, Planes
+from hvdlite.session import current
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import act_in_a_wait, signal_to_another_thread
 from tests.harness.effort import Effort
+from tests.harness.patience import PATIENCE_S
 
 
 def _a_hundred_sessions() -> int:
@@ -203,6 +209,50 @@ def _exit_right_after_the_last_collective(count: int) -> int:
     for _ in range(5):
         hvd.allreduce_(tensor, op=hvd.Max)
     return int(tensor.sum())
+
+
+def _exits_before_the_others_have_received() -> str:
+    hvd.init()
+    group = current().everyone
+    tensor = np.full(3, hvd.rank(), np.float32)
+    hvd.allreduce(tensor, name="first")
+    if hvd.rank() == 2:  # the only one that passes the tensor on to rank 0
+
+        def held(work: Work, planes: Planes) -> Completion | None:
+            pause_at("holding")
+            return run(work, planes)
+
+        executor.run = held  # type: ignore[attr-defined]
+    ended = threading.Event()
+    group.when_ended(lambda _: ended.set())
+    handle = hvd.broadcast_async_(tensor, root_rank=1, name="x")
+    if hvd.rank() != 1:
+        ended.wait(PATIENCE_S)
+        reached("bereft")
+        hvd.synchronize(handle)
+        assert tensor.tolist() == [1.0] * 3
+        with pytest.raises(hvd.PeerLost, match="rank 1 on .* its process ended"):
+            hvd.allreduce(tensor, name="y")
+    else:
+        hvd.synchronize(handle)
+    return "ok"
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aab", "abb", "abc"])
+@pytest.mark.parametrize("plane", ["ring", "zmq"])
+def test_what_was_sent_before_an_exit_arrives_though_the_exit_is_noticed_first(plane: str, hosts: str) -> None:
+    environ = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
+    with ProcessRanks(
+        3,
+        _exits_before_the_others_have_received,
+        environ={"HVDLITE_PLANE": plane, "HVDLITE_PAGE": str(int(plane == "ring"))},
+        environ_by_rank=environ,
+    ) as ranks:
+        ranks.wait_for("holding", 2)
+        ranks.wait_for_end(1)
+        ranks.wait_for("bereft", 0)
+        ranks.release(2)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok"] * 3
 
 
 @pytest.mark.parametrize("count", [3, 1 << 20])

@@ -82,6 +82,37 @@ def test_a_member_that_ends_without_leaving_is_lost(tree: Tree) -> None:
     executor.abort.assert_called_once()
 
 
+def test_an_exit_is_told_to_those_who_will_see_it(tree: Tree) -> None:
+    exits = [End(EndKind.EXITED, rank, host, "its process ended") for rank, host in enumerate("abb")]
+    for link, end in zip((tree.root, tree.leader, tree.member), exits, strict=True):
+        link.send(end)
+    assert _first_of(tree.member) == (1, exits[1])
+    assert _first_of(tree.root) == (1, exits[1])
+    deadline, came = soon(), []
+    while len(came) < 2:
+        assert not deadline.is_over
+        tree.leader.inbox.sleep(100)
+        came += tree.leader.receive()
+    assert sorted(came) == [(0, exits[0]), (2, exits[2])]
+    tree.leader.send(LEFT_2)  # what comes next has overtaken nothing: no exit was passed on
+    assert _first_of(tree.root) == (1, LEFT_2)
+    tree.root.send(LEFT_0)
+    while not (came := list(tree.leader.receive())):
+        assert not deadline.is_over
+        tree.leader.inbox.sleep(100)
+    assert _first_of(tree.member) == (1, LEFT_0)
+    tree.member.close()
+
+
+def _first_of(link: UnixLink | ZmqRootLink) -> object:
+    deadline = soon()
+    while not deadline.is_over:
+        for item in link.receive():
+            return item
+        link.inbox.sleep(100)
+    raise AssertionError("nothing came")
+
+
 def test_the_leader_hears_of_an_orderly_end_before_its_link_ends(tree: Tree) -> None:
     tree.member.send(LEFT_2)
     tree.member.close()

@@ -308,6 +308,42 @@ def test_a_lost_rank_ends_the_group_for_all_others(three: Ranks) -> None:
     assert isinstance(agreed[0].error, PeerLost)
 
 
+def test_what_was_agreed_still_runs_when_a_rank_that_owes_nothing_is_gone(three: Ranks) -> None:
+    agreed = [rank.submit("agreed")[0] for rank in three.ranks]
+    three.agree()
+    waiting = three[0].submit("a") + three[1].submit("a")
+    three.agree()
+    three[2].coordinator.exit()
+    three.agree()
+    assert not any(rank.ends for rank in three.ranks)  # before the process has ended
+    three[0].link.received.append(Lost(2, "its process ended"))
+    three.agree()
+    for rank in three.ranks[:2]:
+        assert rank.plane.error is None
+        assert rank.ends == [End(EndKind.GONE, 2, "c", "its process ended")]
+    assert [type(error) for error in errors(waiting)] == [PeerLost] * 2
+    assert three.run() == [[["agreed"]]] * 3
+    assert errors(agreed) == [None] * 3
+
+
+def test_who_is_lost_after_another_one_has_gone_aborts_what_still_runs(three: Ranks) -> None:
+    agreed = [rank.submit("agreed")[0] for rank in three.ranks]
+    three.agree()
+    three[2].coordinator.exit()
+    three.agree()
+    three[0].link.received += [Lost(2, "its process ended"), Lost(1, "no answer")]
+    three.agree()
+    three[0].executor.run_here()
+    assert isinstance(agreed[0].error, PeerLost)
+    assert agreed[0].error.rank == 1
+
+
+def test_nobody_says_that_another_rank_exits(three: Ranks) -> None:
+    three[0].link.received.append((1, End(EndKind.EXITED, 2, "c", "its process ended")))
+    with pytest.raises(ProtocolError, match="rank 1 sent the exit of rank 2"):
+        three[0].coordinator.turn()
+
+
 def test_a_member_of_the_same_host_that_left_through_its_leader_is_not_lost(three: Ranks) -> None:
     three[1].link.received += [Left(End(EndKind.LEFT, 2, "c", "it left")), Lost(2, "its process ended")]
     three[1].coordinator.turn()

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from hvdlite import native
 from hvdlite.control.page import BUSY, Page, PageOffer
 from hvdlite.engine.deciders import Decider, PageDecider, Resubmit, decider_of
 from hvdlite.engine.inflight import InFlight
@@ -294,6 +295,41 @@ def test_an_end_counts_though_a_rank_that_left_reads_the_page_no_more(ranks: Any
     for rank in three.ranks[:2]:
         rank.turn()
         assert [end.kind for end in rank.ends] == [EndKind.LEFT]
+
+
+@pytest.mark.parametrize("exiting", [0, 1])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_was_agreed_before_a_rank_is_gone_runs(ranks: Any, exiting: int, has_room: bool) -> None:
+    three = ranks(3)
+    _step(three, request("a"))
+    for rank in three.ranks:
+        rank.submit(request("a"))
+    three.ranks[exiting].turn()  # agrees on it, runs it and exits; the others have not read that
+    others = [rank for rank in three.ranks if rank.rank != exiting]
+    others[0].submit(request("b"))  # alone
+    gone = End(EndKind.GONE, exiting, "a", "its process ended")
+    for rank in others:  # the root tells rank 2, or both notice by themselves
+        if exiting == 0 or rank.rank == 0:
+            rank.decider.end(gone)
+    others[0].turn(has_room)
+    while three.ranks[0].sent[2]:
+        three.make("down", 2)
+    others[1].turn(has_room)
+    for rank in others:
+        assert rank.ran == [("a",), ("a",)]
+        assert rank.ends == [gone]
+
+
+def test_a_rank_that_is_gone_ends_no_call(ranks: Any) -> None:
+    inner, page = Mock(), Mock(names=64)
+    page.next.return_value = (BUSY, 0, 0, 0)
+    decider = PageDecider(inner, page)
+    gone = End(EndKind.GONE, 1, "a", "its process ended")
+    inner.decisions.return_value = [gone]
+    assert list(decider.decisions(True, 0.0)) == []
+    inner.decisions.return_value = []
+    page.next.side_effect = [(native.DECIDED_TENSORS, 1, 0, 1), (native.DECIDED_NOTHING, 0, 0, 0)]
+    assert list(decider.decisions(True, 0.0)) == [Common(1, 0, 1), gone]
 
 
 def test_another_end_counts_at_once(ranks: Any) -> None:

@@ -27,6 +27,7 @@ def test_a_rank_that_merely_left_has_no_fate() -> None:
     ("kind", "fate", "error"),
     [
         (EndKind.LOST, "was lost: no answer", "rank 1 on b was lost: no answer"),
+        (EndKind.GONE, "was lost: no answer", "rank 1 on b was lost: no answer"),
         (EndKind.FAILED, "failed: no answer", "rank 1 on b failed: no answer"),
     ],
 )
