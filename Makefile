@@ -46,12 +46,12 @@ PROGRAMS_PIP := $(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check i
 
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/programs tests/tensorflow
-FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe tests/security $(OTHER_FRAMEWORKS)
+FAMILIES := tests/compat tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe tests/security $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native test-agreement wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-compat test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native test-agreement wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,9 +74,14 @@ test-compile: $(VENV)/.for-development native ## run the tests of torch.compile
 	@$(SAY) 'compiling every form of every collective: two minutes'
 	$(RUN_TESTS) tests/compiled
 
+test-compat: export PYTHONDONTWRITEBYTECODE =
+test-compat: $(VENV)/.for-development native ## run the tests of scripts and calls that were written for Horovod
+	@$(SAY) 'running scripts and calls written for Horovod: about a minute'
+	$(RUN_TESTS) tests/compat
+
 test-hosts: export PYTHONDONTWRITEBYTECODE =
 test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, faults and attacks, as root
-	@$(SAY) 'running jobs on several hosts, cutting cables and attacking jobs: six minutes on two cores'
+	@$(SAY) 'running jobs on several hosts, cutting cables and attacking jobs: eight minutes on two cores'
 	$(RUN_TESTS) tests/hosts tests/faults tests/security
 
 test-observe: export PYTHONDONTWRITEBYTECODE =
