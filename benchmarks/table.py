@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -50,17 +50,30 @@ class Circumstances(NamedTuple):
 def render(page: str, rows: Iterable[Row], measured: Circumstances) -> str:
     """``page`` with its last section, the table, made anew."""
     head, _, _ = page.partition(_BEGIN)
+    groups = _groups(rows)
     lines = [
         f"Median times of one run of `make bench-table` on {measured.date}, with hvdlite {hvdlite.__version__}: "
         f"{measured.processor}, {measured.cores} cores, load average {measured.load:.1f} with the ranks"
         f"{measured.note and f'; {measured.note}'}. Tensors are float32 and reduced in place. The fastest time of each "
         "line is bold.",
         "",
-        f"| ranks | | {' | '.join(_COLUMNS.values())} |",
-        f"|---|---|{'---|' * len(_COLUMNS)}",
-        *(_line(group) for group in _groups(rows)),
+        *_heading(),
+        *map(_line, groups),
+        "",
+        "Of the same runs: the time below which 99 % of the calls stay, and the processor time of a call on all ranks.",
+        "",
+        *_heading(),
+        *(_line(group, _spread) for group in groups if all(_is_small(row) for row in group.values())),
     ]
     return f"{head}{_BEGIN}\n" + "\n".join(lines) + "\n"
+
+
+def _heading() -> list[str]:
+    return [f"| ranks | | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
+
+
+def _is_small(row: Row) -> bool:
+    return row.processor_us is not None and row.bytes <= _MIB and " x " not in row.op
 
 
 def _groups(rows: Iterable[Row]) -> list[Group]:
@@ -71,13 +84,22 @@ def _groups(rows: Iterable[Row]) -> list[Group]:
     return list(found.values())
 
 
-def _line(group: Group) -> str:
+def _median(row: Row) -> str:
+    return _time(row.median_us)
+
+
+def _spread(row: Row) -> str:
+    assert row.processor_us is not None
+    return f"{_time(row.p99_us)}, {_time(row.processor_us)}"
+
+
+def _line(group: Group, text_of: Callable[[Row], str] = _median) -> str:
     compared = [row for system, row in group.items() if system in _COLUMNS]
     fastest = min(compared, key=lambda row: row.median_us)
     cells = []
     for system in _COLUMNS:
-        text = _time(group[system].median_us) if system in group else ""
-        cells.append(f"**{text}**" if system == fastest.system else text)
+        text = text_of(group[system]) if system in group else ""
+        cells.append(f"**{text}**" if system == fastest.system and text_of is _median else text)
     return f"| {fastest.ranks} | {_what(group, fastest)} | {' | '.join(cells)} |"
 
 

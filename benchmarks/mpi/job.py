@@ -60,6 +60,9 @@ class _Candidate:
             raise HvdError(f"{self.label} answered with {times.size} times instead of {length}.")
         return times / 1e9
 
+    def processor_s(self) -> float:
+        return float(self.job.ask(self.work, 1)["processor_s"])
+
 
 class MpiJob:
     """The MPI rank with the number of this rank, at the other end of ``connection``."""

@@ -2,8 +2,8 @@
 
 Requests and replies are lines of JSON. A request describes the collective (op, dtype, elements) and has either
 ``"check": true``, answered with ``{"is_right": …}``, or ``length`` and ``warmup``, answered with
-``{"nanoseconds": […]}``. It runs in the virtual environment of the library, where hvdlite is not installed, and imports
-only modules of it that need nothing else.
+``{"nanoseconds": […]}``, or neither, answered with ``{"processor_s": …}``. It runs in the virtual environment of the
+library, where hvdlite is not installed, and imports only modules of it that need nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -57,8 +58,10 @@ def serve(mpi: Any, connection: socket.socket) -> None:
                 work = Work(mpi, *asked)
             if "check" in request:
                 reply: dict[str, Any] = {"is_right": work.is_right()}
-            else:
+            elif "length" in request:
                 reply = {"nanoseconds": work.block(request["length"], request["warmup"])}
+            else:
+                reply = {"processor_s": time.process_time()}
             connection.sendall(json.dumps(reply).encode() + b"\n")
 
 

@@ -85,6 +85,8 @@ def _columns(labels: Sequence[str], kind: TensorType) -> list[Column]:
         Column("op", 9, lambda row, group: row.op),
         Column("median µs", 11, lambda row, group: f"{row.median_us:.1f}"),
         Column("min µs", 11, lambda row, group: f"{row.min_us:.1f}"),
+        Column("p99 µs", 11, lambda row, group: f"{row.p99_us:.1f}"),
+        Column("CPU µs", 11, lambda row, group: "" if row.processor_us is None else f"{row.processor_us:.1f}"),
         Column("algbw GB/s", 10, lambda row, group: f"{row.algbw_GBps:.3f}"),
         Column("busbw GB/s", 10, lambda row, group: f"{row.busbw_GBps:.3f}"),
         *ratio_columns(labels),

@@ -30,7 +30,7 @@ def main(nbytes: int, iterations: int, *switches: str) -> None:
     candidates = [_plain(nbytes)]
     if "--bf16" in switches:
         candidates += _in_parts(nbytes)
-    times = {label: float(np.median(taken)) for label, taken in measure(candidates, iterations, _WARMUP).items()}
+    times = {label: float(np.median(taken.times)) for label, taken in measure(candidates, iterations, _WARMUP).items()}
     print(json.dumps({**times, "sent": _sent(candidates[0].run)}), flush=True)
     hvd.shutdown()
 

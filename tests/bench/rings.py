@@ -43,7 +43,7 @@ def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
     planes = {label: _connected(label) for label in labels}
     tensor = np.empty(nbytes // 4, np.float32)
     times = measure([_candidate(label, plane, tensor) for label, plane in planes.items()], iterations, _WARMUP)
-    print(json.dumps({label: float(np.median(taken)) for label, taken in times.items()}), flush=True)
+    print(json.dumps({label: float(np.median(taken.times)) for label, taken in times.items()}), flush=True)
     for plane in planes.values():
         plane.close()
     hvd.shutdown()

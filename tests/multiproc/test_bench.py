@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -134,7 +135,8 @@ def test_bus_bandwidth(op: str, size: int, factor: float) -> None:
 
 def test_a_row_has_the_median_the_minimum_and_the_bandwidths_of_the_median() -> None:
     row = make_row("x", 4, "allreduce", "float32", 2_000_000, np.array([3e-3, 1e-3, 2e-3]), bus_factor=1.5)
-    assert (row.median_us, row.min_us) == (2000, 1000)
+    assert (row.median_us, row.min_us, row.processor_us) == (2000, 1000, None)
+    assert row.p99_us == pytest.approx(2980)
     assert (row.algbw_GBps, row.busbw_GBps) == (pytest.approx(1.0), pytest.approx(1.5))
 
 
@@ -194,17 +196,28 @@ def _measure_with_own_clock() -> Any:
     hvd.init()
     calls: list[str] = []
     ticks = iter(range(0, 10**9, 1000 * (1 + 2 * hvd.rank())))  # rank 1 takes 3 µs between two looks at the clock
-    candidates = [Candidate(label, lambda label=label: calls.append(label), lambda: True) for label in "ab"]
-    times = measure(candidates, iterations=2 * BLOCKS, warmup=1, clock=lambda: next(ticks))
+    seconds = itertools.count(hvd.rank(), 1 + hvd.rank())
+
+    class Counted(Candidate):
+        def processor_s(self) -> float:  # one second for each block of rank 0, and two for each of rank 1
+            return next(seconds)
+
+    candidates = [Counted(label, lambda label=label: calls.append(label), lambda: True) for label in "ab"]
+    measured = measure(candidates, iterations=2 * BLOCKS, warmup=1, clock=lambda: next(ticks))
     hvd.shutdown()
-    return "".join(calls), {label: taken.tolist() for label, taken in times.items()}
+    return (
+        "".join(calls),
+        {label: taken.times.tolist() for label, taken in measured.items()},
+        {label: taken.processor_s for label, taken in measured.items()},
+    )
 
 
 def test_candidates_take_turns_and_the_slowest_rank_counts() -> None:
     for outcome in process_ranks(2, _measure_with_own_clock):
-        calls, times = outcome.result()
+        calls, times, processor_s = outcome.result()
         assert calls == "aaabbb" * BLOCKS
         assert times == {label: pytest.approx([3e-6] * 2 * BLOCKS) for label in "ab"}
+        assert processor_s == {label: pytest.approx(1.0) for label in "ab"}  # 3 s for two iterations and a warm-up
 
 
 def _measure_what_is_wrong_on_rank_1() -> None:
@@ -300,7 +313,7 @@ def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     printed, rows = _bench(2, tmp_path / "rows", *options)
     assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy", "update"] * 2
     assert printed[1].split()[-2:] == ["time/update", "speed-up"]
-    assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [14] * 10
+    assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [16] * 10
 
 
 @pytest.mark.usefixtures("torch_fork_server")

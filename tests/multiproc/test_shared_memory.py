@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ MIB = 1 << 20
 def _reserved_bytes() -> int:
     """The memory of the arena, of all ranks."""
     for entry in os.scandir("/proc/self/fd"):
-        status = os.stat(entry.path)
-        if os.readlink(entry.path).startswith("/memfd:hvdlite") and status.st_size > 1 << 30:
-            return status.st_blocks * 512
+        with suppress(FileNotFoundError):  # another thread has just closed it
+            status = os.stat(entry.path)
+            if os.readlink(entry.path).startswith("/memfd:hvdlite") and status.st_size > 1 << 30:
+                return status.st_blocks * 512
     raise AssertionError("there is no arena")
 
 

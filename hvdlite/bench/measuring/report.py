@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -10,12 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from hvdlite.bench.measuring.systems import OWN
-from hvdlite.bench.measuring.timing import Times
+from hvdlite.bench.measuring.timing import Measured, Times
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one system. Times in µs, bandwidths of the median in 10⁹ bytes per second (None: no transfer)."""
+    """The figures of one system. Times in µs, bandwidths of the median in 10⁹ bytes per second (None: no transfer).
+
+    ``processor_us`` is for one iteration on all ranks; None if it was not measured.
+    """
 
     system: str
     ranks: int
@@ -26,6 +30,8 @@ class Row:
     min_us: float
     algbw_GBps: float | None
     busbw_GBps: float | None
+    p99_us: float = math.nan
+    processor_us: float | None = None
 
 
 Group = Mapping[str, Row]
@@ -49,13 +55,32 @@ class Study(NamedTuple):
 
 
 def make_row(
-    system: str, ranks: int, op: str, dtype: str, nbytes: int, times: Times, bus_factor: float | None = None
+    system: str,
+    ranks: int,
+    op: str,
+    dtype: str,
+    nbytes: int,
+    taken: Measured | Times,
+    bus_factor: float | None = None,
 ) -> Row:
-    """The row of ``times``; ``bus_factor`` is busbw / algbw, None for what has no bandwidth."""
-    median, shortest = float(np.median(times)), float(times.min())
+    """The row of what was ``taken``; ``bus_factor`` is busbw / algbw, None for what has no bandwidth."""
+    times, processor_s = taken if isinstance(taken, Measured) else (taken, None)
+    median, shortest, p99 = float(np.median(times)), float(times.min()), float(np.percentile(times, 99))
     algbw = None if bus_factor is None else nbytes / median / 1e9
     busbw = None if algbw is None or bus_factor is None else algbw * bus_factor
-    return Row(system, ranks, op, dtype, nbytes, _microseconds(median), _microseconds(shortest), algbw, busbw)
+    return Row(
+        system,
+        ranks,
+        op,
+        dtype,
+        nbytes,
+        _microseconds(median),
+        _microseconds(shortest),
+        algbw,
+        busbw,
+        _microseconds(p99),
+        None if processor_s is None else _microseconds(processor_s),
+    )
 
 
 def _microseconds(seconds: float) -> float:

@@ -6,7 +6,8 @@ result is checked, then a barrier and the untimed iterations of the warm-up. Tim
 back without a barrier, as in nccl-tests: a barrier's own skew would be as long as a small collective. Ranks start
 together because each waits for the others in the iteration before.
 
-The time of an iteration is the longest that any rank took for it; medians and minima are over iterations.
+The time of an iteration is the longest that any rank took for it; medians and the like are over iterations. Processor
+time is that of all ranks and their threads, of the timed iterations and the warm-up alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,14 @@ Times = npt.NDArray[np.float64]
 
 Clock = Callable[[], int]
 """Counts nanoseconds."""
+
+
+class Measured(NamedTuple):
+    """What a candidate took: the ``times`` of its iterations, and seconds of processor time for each, of all ranks."""
+
+    times: Times
+    processor_s: float
+
 
 BLOCKS = 5
 
@@ -52,6 +61,9 @@ class Timed(Protocol):
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
         """Returns this rank's times of ``length`` iterations after ``warmup`` untimed ones."""
 
+    def processor_s(self) -> float:
+        """Returns the processor time that the process of this rank has used, in seconds."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -64,6 +76,9 @@ class Candidate:
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
         return np.array(nanoseconds(self.run, length, warmup, clock)) / 1e9
 
+    def processor_s(self) -> float:
+        return time.process_time()
+
 
 def default_iterations(nbytes: int) -> int:
     """Many for small tensors, whose times scatter; few for large ones, whose times are long."""
@@ -72,18 +87,29 @@ def default_iterations(nbytes: int) -> int:
 
 def measure(
     candidates: Sequence[Timed], iterations: int, warmup: int, clock: Clock = time.perf_counter_ns
-) -> Mapping[str, Times]:
-    """Measures the times of each candidate, by label, the same on every rank. Raises WrongResult.
+) -> Mapping[str, Measured]:
+    """Measures each candidate, by label, the same on every rank. Raises WrongResult.
 
     All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block.
     """
     blocks: dict[str, list[Times]] = {candidate.label: [] for candidate in candidates}
-    for length in _lengths(iterations):
+    used_s = dict.fromkeys(blocks, 0.0)
+    lengths = _lengths(iterations)
+    for length in lengths:
         for candidate in candidates:
             _require_right(candidate)
             hvd.barrier()
+            used_before = candidate.processor_s()
             blocks[candidate.label].append(candidate.block(length, warmup, clock))
-    return {label: hvd.allreduce(np.concatenate(parts), op=hvd.Max) for label, parts in blocks.items()}
+            used_s[candidate.label] += candidate.processor_s() - used_before
+    count = iterations + warmup * len(lengths)
+    return {
+        label: Measured(
+            hvd.allreduce(np.concatenate(parts), op=hvd.Max),
+            float(hvd.allreduce(np.array(used_s[label]), op=hvd.Sum)) / count,
+        )
+        for label, parts in blocks.items()
+    }
 
 
 def _lengths(iterations: int) -> list[int]:

@@ -22,7 +22,7 @@ import hvdlite.torch as hvd
 from hvdlite import Min, allreduce
 from hvdlite.bench.measuring.report import Column, Group, Row, Study, make_row
 from hvdlite.bench.measuring.systems import candidate_for
-from hvdlite.bench.measuring.timing import Candidate, Clock, Times, measure
+from hvdlite.bench.measuring.timing import Candidate, Clock, Measured, Times, measure
 from hvdlite.bench.training.figures import columns, has_equal_weights
 from hvdlite.bench.training.torch_models import ON_CPUS, ON_GPUS, Workload
 
@@ -142,11 +142,11 @@ class Steps:
 
         return step
 
-    def rows(self, op: str, times: Mapping[str, Times]) -> Group:
+    def rows(self, op: str, measured: Mapping[str, Measured | Times]) -> Group:
         """The rows of what was measured."""
         nbytes = sum(parameter.nbytes for parameter in self._placed()[0].parameters())
         return {
-            label: make_row(label, hvd.size(), op, self._precision, nbytes, taken) for label, taken in times.items()
+            label: make_row(label, hvd.size(), op, self._precision, nbytes, taken) for label, taken in measured.items()
         }
 
     def _placed(self) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
