@@ -14,6 +14,8 @@
 
 namespace hvd {
 
+int64_t monotonic_ns() noexcept;
+
 // The time for which the next wait may spin; 0: not at all.
 inline int64_t spin_ns(const hvd_spin& spin) noexcept {
   constexpr uint32_t kInARow = 3, kOneIn = 16;
@@ -26,10 +28,22 @@ inline void note_wait(hvd_spin* spin, bool is_spin_enough) noexcept {
   spin->vain = is_spin_enough ? 0 : spin->vain + 1;
 }
 
+// Begins a wait: spins until `look` returns true, for as long as this wait may. True if that ended the wait.
+template <class Look>
+bool spin_until(hvd_spin* spin, Look look) noexcept {
+  bool is_enough = false;
+  if (const int64_t limit_ns = spin_ns(*spin); limit_ns > 0) {
+    const int64_t until_ns = monotonic_ns() + limit_ns;
+    do {
+      for (int i = 0; i < 64 && !is_enough; ++i) is_enough = look();
+    } while (!is_enough && monotonic_ns() < until_ns);
+  }
+  note_wait(spin, is_enough);  // also if it did not spin, or no wait would spin again
+  return is_enough;
+}
+
 // As poll(), but it spins first. After a time-out no wait spins until one succeeds.
 int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noexcept;
-
-int64_t monotonic_ns() noexcept;
 
 // Sleeps while `*word` is `seen`, until woken, interrupted, or `until_ns` on the monotonic clock. The word may be in
 // memory that several processes share.

@@ -161,22 +161,16 @@ enum class Wait { kDecided, kOver, kTimeout };
 // Waits until all ranks carry what this rank does, or a turn must go on. A call that `is_resumed` does not spin.
 Wait await(hvd_page* page, int64_t until_ns, bool is_resumed) {
   Agreement& agreement = *page->agreement;
-  const int64_t start_ns = hvd::monotonic_ns(), limit_ns = is_resumed ? 0 : hvd::spin_ns(page->spin);
-  bool is_over = false, may_spin = limit_ns > 0;
+  bool is_over = false, may_spin = !is_resumed;
   for (;;) {
     const uint32_t rung = agreement.rung();
     if (agreement.next_carried(&page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
     if (page->call_decision.kind != Kind::kNone) return Wait::kDecided;
     if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
-    bool is_spin_enough = false;
     if (may_spin) {
       may_spin = false;
-      do {
-        for (int i = 0; i < 64 && !is_spin_enough; ++i) is_spin_enough = agreement.has_decision() || page->is_wanted;
-      } while (!is_spin_enough && hvd::monotonic_ns() - start_ns < limit_ns);
-      hvd::note_wait(&page->spin, is_spin_enough);
+      if (hvd::spin_until(&page->spin, [&] { return agreement.has_decision() || page->is_wanted; })) continue;
     }
-    if (is_spin_enough) continue;
     if (hvd::monotonic_ns() >= until_ns) return Wait::kTimeout;
     agreement.sleep(rung, until_ns);
   }

@@ -87,17 +87,13 @@ hvd_status Carrier::look() noexcept {
 
 hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
   Line& line = page_.line(own_);
-  const int64_t start_ns = monotonic_ns(), limit_ns = spin_ns(*spin);
-  bool may_spin = limit_ns > 0;
+  bool may_spin = true;
   for (;;) {
     const uint32_t rung = line.bell.load();
     hvd_status status = look();
     if (status == HVD_BUSY && may_spin) {
       may_spin = false;
-      do {
-        for (int i = 0; i < 64 && status == HVD_BUSY; ++i) status = look();
-      } while (status == HVD_BUSY && monotonic_ns() - start_ns < limit_ns);
-      note_wait(spin, status != HVD_BUSY);
+      spin_until(spin, [&] { return (status = look()) != HVD_BUSY; });
     }
     if (status != HVD_BUSY) return status;
     if (monotonic_ns() >= until_ns) return HVD_BUSY;

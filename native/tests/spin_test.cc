@@ -24,6 +24,19 @@ void test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back() {
   CHECK(hvd::spin_ns(spin) == kMost);
 }
 
+void test_waits_spin_again_after_some_in_vain() {
+  hvd_spin spin = {kMost, 0, 0};
+  int spun = 0;
+  for (int wait = 0; wait < 3 + 16 * 10; ++wait) {
+    bool has_looked = false;
+    CHECK(!hvd::spin_until(&spin, [&] { return has_looked = true, false; }));
+    spun += has_looked;
+  }
+  CHECK(spun == 3 + 10);
+  while (!hvd::spin_until(&spin, [] { return true; })) continue;
+  CHECK(spin.vain == 0);
+}
+
 void test_one_wait_of_few_that_a_spin_ends_keeps_it() {
   hvd_spin spin = {kMost, 0, 0};
   for (int wait = 0; wait < 100; ++wait) {
@@ -53,6 +66,7 @@ void test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes(
 
 int main() {
   test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back();
+  test_waits_spin_again_after_some_in_vain();
   test_one_wait_of_few_that_a_spin_ends_keeps_it();
   test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes();
 }
