@@ -31,12 +31,10 @@ from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
-from hvdlite.negotiation.unnamed import Unnamed, is_signed, shown_name
 from hvdlite.tensors.device import CPU
 
 _MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and is told about stalls
 _QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for the last rank, does not matter
-_MOST_UNCOUNTED: Final = 64  # then a turn counts them
 _TELL_S: Final = 0.1  # the decider hears of calls at least as often
 
 
@@ -57,8 +55,7 @@ class _Prepared(NamedTuple):
     tensors: ctypes.Array[native.Carried] | None = None
     tensors_at: int = 0
     places: Sequence[int] = ()
-    shown: str = ""  # a name for users, if the tensor has none
-    bits: int = 0  # without those of which a step has any number
+    bits: int = 0  # without that of the barrier
 
     def fits(self, entries: Sequence[Entry[Any]], known: Mapping[str, Known]) -> bool:
         """True if all ``entries`` but the first are the others, and known as these."""
@@ -93,7 +90,6 @@ class Calls:
         self._prepared: dict[str, _Prepared] = {}
         self._current: dict[None, Sequence[Entry[Any]]] = {}  # of the call, whose thread alone may make one
         self._has_begun = False  # its outcome counts
-        self._uncounted: dict[Unnamed, None] = {}  # names of calls that are done; only turns count
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
         self._reports: deque[tuple[int, Arrival, float, Untold]] = deque()
         self._ran = self._steps = 0
@@ -108,12 +104,10 @@ class Calls:
         if not entries:
             return False
         first, count = entries[0], len(entries)
-        request = first.request
-        name = request.name  # that of the entry is a placeholder if the user gave none
-        known = self._known.get(name)
-        if known is None or known.request is not request:  # that of a chained call is another object
+        known = self._known.get(first.name)
+        if known is None or known.request is not first.request:  # that of a chained call is another object
             return False
-        prepared = self._prepared.get(name)
+        prepared = self._prepared.get(first.name)
         if (
             prepared is None
             or prepared.known is not known
@@ -166,18 +160,15 @@ class Calls:
         return False
 
     def settle(self) -> None:
-        """Lets turns go on with a call that was left. Each turn begins with it, once it has taken new entries."""
+        """Lets turns go on with a call that was left. Each turn begins with it."""
         if self._reports:
             self._report()
-        with suppress(KeyError):
-            while self._uncounted:
-                self._uncounted.popitem()[0].counted()
         if self._current and self._page.adopt():
             entries = self._current[None]  # read now: the call that was left stays there, and an earlier one may not
             for entry in entries:
                 entry.was_taken_up = True
                 if not entry.is_done:  # else the group has ended
-                    self._replica.adopt(self._known[entry.request.name].bit, entry)
+                    self._replica.adopt(self._known[entry.name].bit, entry)
             self._release(entries)
 
     def count(self) -> None:
@@ -221,15 +212,13 @@ class Calls:
             tensor = tensors[place]
             tensor.name, tensor.bytes, tensor.recipe = bit, recipe.nbytes, ctypes.pointer(recipe.native)
             places[number] = place * ctypes.sizeof(native.Carried)
-        first = prepared.known.request
-        is_often = first.kind is Kind.BARRIER or is_signed(first)
+        is_barrier = prepared.known.request.kind is Kind.BARRIER
         return prepared._replace(
             recipes=[recipe for _, recipe in found],
             tensors=tensors,
             tensors_at=ctypes.addressof(tensors),
             places=places,
-            shown=shown_name(first),
-            bits=0 if is_often else sum(1 << bit for bit, _ in found),
+            bits=0 if is_barrier else sum(1 << bit for bit, _ in found),
         )
 
     def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
@@ -249,11 +238,6 @@ class Calls:
         for entry in entries:
             entry.error = None  # the group may have ended after the call, and failed all that it found in flight
             entry.is_done = True
-        if type(unnamed := entries[0].name) is Unnamed:
-            self._uncounted.setdefault(unnamed)
-            entries[0].name = prepared.shown
-            if not len(self._uncounted) % _MOST_UNCOUNTED:
-                self._wake()
         self._release(entries)
         if arrival is not None:
             observer.all_arrived(arrival)

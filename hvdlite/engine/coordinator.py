@@ -43,8 +43,8 @@ _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles, and fur
 class Coordinator:
     """The state of one rank between turns. It has no lock and no thread.
 
-    ``decider`` also answers between turns. ``has_ended`` is set once no more batches will be agreed. ``known`` and
-    ``unnamed`` are those of `Cache`. ``on_end`` is called once, in a turn, with what ended the group.
+    ``decider`` also answers between turns. ``has_ended`` is set once no more batches will be agreed. ``known`` is
+    `Cache.known`. ``on_end`` is called once, in a turn, with what ended the group.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Coordinator:
         self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
-        self.unnamed = self._replica.cache.unnamed
         self.calls: Calls | None = None
         if page is not None and planes[CPU.kind].name in ("shm", "local"):  # they add in the same order
             called = self.decider.called if isinstance(self.decider, PageDecider) else None
@@ -85,6 +84,8 @@ class Coordinator:
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
         observer, decider = self._observer, self.decider
+        if self.calls is not None:
+            self.calls.settle()
         if observer.on_turn is not None:
             observer.on_turn()
         for item in self._link.receive():
@@ -102,11 +103,9 @@ class Coordinator:
                         self._gone.add(message.rank)
                 decider.receive(sender, message, time.monotonic())
         new = self._in_flight.take_new()
-        if self.calls is not None:
-            self.calls.settle()  # now: calls before the new entries are counted before them
         now = time.monotonic()
         if new:
-            ready = self._replica.submit(new, decider.is_page_open)
+            ready = self._replica.submit(new)
             observer.sent_at = now
             if self._in_flight.keeps_times:
                 for entry in new:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple, TypeAlias
 
 from hvdlite import native
@@ -46,11 +48,9 @@ class Decider(ABC):
 
     Calls must not overlap; ``now`` is a time of the monotonic clock. Any thread may call `tune` at any time, and read
     ``has_agreed`` and ``due``: the time at which `decisions` must be called even if no message arrives, or None.
-    ``is_page_open``: ranks agree in their page on what they know.
     """
 
     due: float | None = None
-    is_page_open = False
 
     @property
     def has_agreed(self) -> bool:
@@ -215,7 +215,7 @@ class RootDecider(Decider):
         if negotiator.has_stale is not page.is_watched:
             page.watch(negotiator.has_stale)
             return page.is_watched
-        if closings == self._asked or not negotiator.must_close(page.is_waiting, page.submitted):
+        if closings == self._asked or not negotiator.must_close(lambda: reduce(or_, page.submitted())):
             return False
         self._asked = closings
         page.request_closing()
@@ -230,8 +230,7 @@ class RootDecider(Decider):
         self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
     ) -> None:
         """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
-        bits &= ~self._negotiator.signed  # a step has any number of them, and of barriers
-        if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:
+        if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:  # a step has any number of them
             bits &= ~(1 << barrier)
         named = self._stragglers.ran(generation, bits, arrival, now, untold)
         if named is not None:
@@ -307,7 +306,7 @@ class PageDecider(Decider):
         self._root = root
         self._in_page = (1 << page.names) - 1
         self._generation = 0  # of the latest message that has counted
-        self.is_page_open = True
+        self._is_open = True
         self._has_ended = False
         self._closings = 0
         self._unpublished = self._unpublished_blank = 0  # bits that wait while the page is busy
@@ -328,7 +327,7 @@ class PageDecider(Decider):
 
     def submit(self, ready: Ready, now: float) -> None:
         bits = ready.bits
-        if self.is_page_open and (in_page := bits & self._in_page):
+        if self._is_open and (in_page := bits & self._in_page):
             self._publish(in_page, ready.blank_bits & in_page)
             bits ^= in_page
         if bits or ready.requests:
@@ -347,10 +346,8 @@ class PageDecider(Decider):
     def _resubmit(self, unanswered: Ready, now: float) -> None:
         bits = unanswered.bits & self._in_page
         blank_bits = unanswered.blank_bits & bits
-        if not self.is_page_open:
-            self._inner.submit(
-                Ready(unanswered.generation, bits, unanswered.requests, blank_bits, 0, self._closings), now
-            )
+        if not self._is_open:
+            self._inner.submit(Ready(unanswered.generation, bits, (), blank_bits, 0, self._closings), now)
         elif bits:
             self._publish(bits, blank_bits)
 
@@ -373,7 +370,7 @@ class PageDecider(Decider):
         # A rank that is gone decides no more. The others have read everything from it once nothing is left to apply.
         is_last = bool(self._came) and isinstance(self._came[-1], End) and self._came[-1].kind is EndKind.GONE
         while not self._has_ended:
-            if self._is_due or not self.is_page_open:
+            if self._is_due or not self._is_open:
                 if not self._came:
                     return
                 self._is_due = False
@@ -385,7 +382,7 @@ class PageDecider(Decider):
                     self._generation = message.generation
                     if message.opens:
                         self.page.reopen(self._messages)
-                        self.is_page_open = True
+                        self._is_open = True
                         yield Resubmit(self._resubmit)
                 continue
             if self._unpublished:
@@ -401,7 +398,7 @@ class PageDecider(Decider):
                 self._is_due = True
             elif kind == native.DECIDED_CLOSING:
                 self._closings += 1
-                self.is_page_open = False
+                self._is_open = False
                 self._unpublished = self._unpublished_blank = 0  # the root gets all unanswered bits
                 yield Resubmit(self._resubmit)
             elif kind == ABORTED or (is_last and kind != BUSY):

@@ -78,8 +78,7 @@ class Group:
     """This rank's part in a group, from `open` to `end`, and the threads that serve it.
 
     - ``ranks``: the members' numbers in the job, ascending; ``rank``: the index of this rank in ``ranks``.
-    - ``known``: what the response cache remembers for each name; ``known_unnamed``: for each description of a tensor
-      without a name, see `Cache`.
+    - ``known``: what the response cache remembers for each name.
     - ``planes``: the data planes, by kind of device.
     - ``memory``: the members' regions in the memory that the ranks of a host share, or None.
     - ``joins``: how often all ranks have joined. It is the same on every rank that is in no join.
@@ -168,7 +167,6 @@ class Group:
         self._decider = self._coordinator.decider
         self._calls = self._coordinator.calls
         self.known = self._coordinator.known
-        self.known_unnamed = self._coordinator.unnamed
         self._when_ended: deque[Callable[[End], None]] = deque()
         self._fork: End | None = None
         self._turns = 0

@@ -22,11 +22,7 @@ The ranks of a group may have a page (`hvdlite.control.page`). While it is *open
 have a bit below ``page_names``, without the root. The root must not answer such a name while some rank has submitted
 its bit in the page. So it closes the page when a rank joins, when one rank submits a bit and another one requests the
 name, and before a new generation. Each rank reports its closing with a message, even an empty one, that has its
-unanswered bits. The bits of tensors without a name (`hvdlite.negotiation.unnamed`) are for the page only; a closing
-makes ranks request such tensors. The root closes the page when one rank submits such a bit, and another one requests a
-tensor without a name or submits another such bit.
-
-The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
+unanswered bits. The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
 until it opens the page with a run. After that run the ranks submit their unanswered bits again, in the page; the root
 forgets those bits, and ignores bits from before.
 
@@ -55,18 +51,15 @@ from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run, Tuning
-from hvdlite.negotiation.unnamed import shown_name, signed
 from hvdlite.negotiation.wire import ProtocolError
-
-_MOST_SIGNED = 64  # so that tensors without a name, which may have any number of shapes, leave room for others
 
 
 class Negotiator:
     """The root's state for a group: `receive` takes messages, and `cut` returns decisions.
 
     Ranks are group indices; ``ranks`` has their numbers in the job, for texts for users. ``bits_cut`` has the bits of
-    the latest run, including the bits that ranks remember from this run on; ``signed`` has those of tensors without a
-    name. Any thread may assign ``tuning``: it applies from the next run on, which sends it to all ranks.
+    the latest run, including the bits that ranks remember from this run on. Any thread may assign ``tuning``: it
+    applies from the next run on, which sends it to all ranks.
     """
 
     def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning, page_names: int = 0) -> None:
@@ -83,9 +76,6 @@ class Negotiator:
         self._filled = 0
         self._blank: Counter[str] = Counter()
         self._stale = 0
-        self.signed = 0
-        self._signs_below = page_names if size > 1 else cache_capacity
-        self._unnamed: set[str] = set()
         self._requested: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
         self._runs_cut = 0
@@ -109,27 +99,20 @@ class Negotiator:
 
     @property
     def has_stale(self) -> bool:
-        """True if some rank has requested a tensor that other ranks may submit as a bit."""
-        return bool(self._stale or (self._unnamed and self.signed))
+        """True if some rank has requested a name that other ranks may submit as a bit."""
+        return bool(self._stale)
 
     @property
     def _is_closed(self) -> bool:
         return len(self._closed) == self._size
 
-    def must_close(self, is_waiting: bool, submitted: Callable[[], Sequence[int]]) -> bool:
-        """True if the page is open and must be closed.
-
-        ``submitted`` returns the bits that each rank has submitted there; ``is_waiting``: there are some.
-        """
+    def must_close(self, submitted: Callable[[], int]) -> bool:
+        """True if the page is open and must be closed. ``submitted`` returns the bits that ranks submitted there."""
         if not self.is_open:
             return False
         if self._must_close or self._is_full or self.tuning.hold_s:
             return True
-        if is_waiting and (self._stale or self.signed):
-            in_page = reduce(or_, submitted())
-            signed = in_page & self.signed
-            differ = bool(signed) and bool(self._unnamed or signed & (signed - 1))  # ranks make different calls
-            self._must_close = bool(self._stale & in_page) or differ
+        self._must_close = bool(self._stale and self._stale & submitted())
         return self._must_close
 
     @property
@@ -256,7 +239,7 @@ class Negotiator:
                 absent = [rank for rank in self._live() if not ready[rank]]
                 present = [rank for rank, is_ready in enumerate(ready) if is_ready]
                 waits[ready] = Wait(self._numbers_of(absent), self._numbers_of(present))
-            missing[shown_name(self._definitions[bit].request)] = waits[ready]
+            missing[self._definitions[bit].request.name] = waits[ready]
         return missing
 
     def _receive_bits(self, rank: int, bits: int, blank_bits: int) -> None:
@@ -290,8 +273,6 @@ class Negotiator:
         if rank in requested:
             raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
         requested[rank] = request
-        if not request.cacheable:
-            self._unnamed.add(request.name)
         if is_blank:
             self._blank[request.name] += 1
         if request.kind is Kind.JOIN:
@@ -317,12 +298,8 @@ class Negotiator:
         if len(requested) >= needed - len(self._joined):
             absent = self._absent(requested)
             if not absent or (self._joined and set(absent) <= set(self._joined)):
-                self._forget(name)
+                del self._requested[name]
                 self._answer([requested[rank] for rank in sorted(requested)], sorted(requested), absent)
-
-    def _forget(self, name: str) -> None:
-        del self._requested[name]
-        self._unnamed.discard(name)
 
     def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
         """Answers one name with ``requests`` of ``ranks``. The ranks in ``absent`` have joined."""
@@ -346,9 +323,7 @@ class Negotiator:
                 self._unequal.update((each.group_name, error) for each in requests if each.group_length)
             return
         definition = Definition(first, KINDS[first.kind].extents.agreed(requests))
-        if not any(request.cacheable for request in requests):
-            bit = -1 if absent else self._sign(definition)
-        elif not all(request.cacheable for request in requests):
+        if not all(request.cacheable for request in requests):
             bit = -1
         elif bit >= 0:
             self._definitions.set(bit, definition)
@@ -357,22 +332,6 @@ class Negotiator:
         else:
             self._is_full = self._capacity > 0
         self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, for_joined, is_blank), definition))
-
-    def _sign(self, definition: Definition) -> int:
-        """Returns the bit under which ranks remember a tensor without a name from now on, or -1."""
-        known = self._definitions
-        request = None if definition.rows else signed(definition.request)
-        if (
-            request is None
-            or known.is_full
-            or len(known) >= self._signs_below
-            or self.signed.bit_count() >= _MOST_SIGNED
-            or known.bit_of(request.name) >= 0
-        ):
-            return -1
-        bit = known.add(definition._replace(request=request))
-        self.signed |= 1 << bit
-        return bit
 
     def _answer_unequal_groups(self) -> None:
         """Answers all waiting tensors of groups whose lengths differ: some of them would wait for ever."""
@@ -385,7 +344,7 @@ class Negotiator:
         for name, requested in list(self._requested.items()):
             for request in requested.values():
                 if request.group_length and request.group_name in unequal:
-                    self._forget(name)
+                    del self._requested[name]
                     self._blank.pop(name, None)
                     if (bit := self._definitions.bit_of(name)) >= 0:
                         self._stale ^= 1 << bit
@@ -401,8 +360,7 @@ class Negotiator:
             if name != JOIN_NAME:
                 self._answer_if_complete(name, requested)
         if len(self._joined) == self._size:
-            request = self._requested[JOIN_NAME][rank]
-            self._forget(JOIN_NAME)
+            request = self._requested.pop(JOIN_NAME)[rank]
             response = Response(JOIN_NAME, "", (self._ranks[rank],), -1)
             self._agreed.append(Agreed(response, Definition(request, ())))  # last, so that it runs after the rest
             self._joined = []
@@ -453,7 +411,7 @@ class Negotiator:
         self._retired[self._generation] = table = self._definitions
         self._generation += 1
         self._definitions = Definitions(self._capacity)
-        self._stale = self.signed = 0
+        self._stale = 0
         waiting, self._ready = self._ready, [0] * self._size
         filled, self._filled = self._filled, 0
         for rank, bits in enumerate(waiting):

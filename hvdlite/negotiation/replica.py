@@ -17,10 +17,8 @@ from hvdlite.negotiation.entry import Entry, of_joined
 from hvdlite.negotiation.fuse import fuse
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Common, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.rows import Rows
-from hvdlite.negotiation.unnamed import Unnamed, signed
+from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
-
-_MOST_AGAIN = 3  # then calls without a name take turns: ranks make them in several ways
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,11 +55,8 @@ class Mismatched(NamedTuple):
 class InFlight(Protocol):
     """The entries in flight on this rank."""
 
-    def number(self, entry: Entry) -> bool:
-        """Gives ``entry`` an automatic name. False if the name is in use."""
-
     def count(self, entry: Entry) -> bool:
-        """The same, but if the name is in use, ``entry`` is not in flight any more."""
+        """Gives ``entry`` an automatic name. False if the name is in use; then ``entry`` is not in flight any more."""
 
 
 class Replica:
@@ -83,14 +78,9 @@ class Replica:
         self.by_bit: dict[int, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._blank_bits = 0
-        self._signed: tuple[int, Entry | None] = (-1, None)  # the latest one, see `_signed_entry`
-        self._requested_again = 0  # how often such a tensor had to be requested after all
 
-    def submit(self, entries: Sequence[Entry], may_sign: bool = False) -> Ready:
-        """Records new entries, and returns the message that reports them to the root.
-
-        ``may_sign``: the page is open, so that a tensor without a name may be a bit.
-        """
+    def submit(self, entries: Sequence[Entry]) -> Ready:
+        """Records new entries, and returns the message that reports them to the root."""
         bits: list[int] = []
         requests: list[Request] = []
         blank_bits = blank_requests = 0
@@ -104,9 +94,6 @@ class Replica:
                 by_bit[bit] = entry
                 if entry.is_blank:
                     blank_bits |= 1 << bit
-            elif may_sign and type(entry.name) is Unnamed and (bit := self._signed_bit(entry)) >= 0:
-                bits.append(bit)
-                self.adopt(bit, entry)
             elif type(entry.name) is not Unnamed or self._in_flight.count(entry):
                 if entry.is_blank:
                     blank_requests |= 1 << len(requests)
@@ -115,35 +102,10 @@ class Replica:
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
-    def _signed_bit(self, entry: Entry) -> int:
-        """Returns the bit of a tensor without a name, or -1 if it must be requested.
-
-        Only a call that waits may submit the bit: of other calls, one rank may have several where another has one.
-        """
-        known = self.cache.known.get(entry.request.name)
-        if known is None or not entry.caller or entry.is_blank or self._by_name or self._signed_entry is not None:
-            return -1
-        return known.bit
-
-    @property
-    def _signed_entry(self) -> Entry | None:
-        """The unanswered entry that was submitted as the bit of a signed name."""
-        bit, entry = self._signed
-        return entry if entry is not None and self.by_bit.get(bit) is entry else None
-
     def unanswered(self) -> Ready:
-        """Returns a message that reports all unanswered bits once more, and requests what has no name of its own."""
-        requests: tuple[Request, ...] = ()
-        if (entry := self._signed_entry) is not None:
-            del self.by_bit[self._signed[0]]
-            self._requested_again += 1
-            if self._requested_again == _MOST_AGAIN:
-                self.cache.unnamed.clear()
-            if type(entry.name) is not Unnamed or self._in_flight.count(entry):
-                self._by_name[entry.name] = entry
-                requests = (entry.request,)
+        """Returns a message that reports all unanswered bits once more."""
         bits = set_of(list(self.by_bit))
-        return Ready(self.cache.generation, bits, requests, self._blank_bits & bits)
+        return Ready(self.cache.generation, bits, (), self._blank_bits & bits)
 
     def run_of(self, common: Common) -> Run:
         """Cuts a decision of the page into batches, which are the same on all ranks."""
@@ -156,9 +118,6 @@ class Replica:
     def adopt(self, bit: int, entry: Entry) -> None:
         """Records an entry that was submitted as ``bit`` without `submit`."""
         self.by_bit[bit] = entry
-        if type(entry.name) is Unnamed:
-            self._signed = bit, entry
-            self._in_flight.number(entry)
 
     def apply(self, decision: Run | Common) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root or of the page. Returns the batches to run, in order, and the failing entries.
@@ -186,10 +145,7 @@ class Replica:
                     mismatches.append(Mismatched(entry, response.error))
                     continue
                 if response.bit >= 0:
-                    request = entry.request
-                    described = request if request.cacheable else signed(request)
-                    assert described is not None  # the root remembers no other
-                    self.cache.remember(response.bit, described, response.rows)
+                    self.cache.remember(response.bit, entry.request, response.rows)
                 entry.is_blank = response.is_blank
                 entries.append(entry)
                 rows.append(response.rows)

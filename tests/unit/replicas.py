@@ -30,14 +30,12 @@ def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
 class InFlight(dict[str, Entry]):
     """A rank's entries by name."""
 
-    def number(self, entry: Entry) -> bool:
+    def count(self, entry: Entry) -> bool:
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)
         del self[unnamed]
         entry.rename(unnamed.counted(), is_cacheable=False)
         return self.setdefault(entry.name, entry) is entry
-
-    count = number
 
 
 class Leaf:
