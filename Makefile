@@ -81,7 +81,7 @@ test-compat: $(VENV)/.for-development native ## run the tests of scripts and cal
 
 test-hosts: export PYTHONDONTWRITEBYTECODE =
 test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, faults and attacks, as root
-	@$(SAY) 'running jobs on several hosts, cutting cables and attacking jobs: eight minutes on two cores'
+	@$(SAY) 'running jobs on several hosts, cutting cables and attacking jobs: about five minutes on two cores'
 	$(RUN_TESTS) tests/hosts tests/faults tests/security
 
 test-observe: export PYTHONDONTWRITEBYTECODE =

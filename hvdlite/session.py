@@ -274,9 +274,9 @@ def _finish_leaving() -> None:
 
 
 def _at_exit() -> None:
-    """Sends no goodbye: peers notice the end of the process, so it has ended before any of them raises.
+    """Ends nothing on other ranks: they notice the end of the process, so it has ended before any of them raises.
 
-    So a launcher sees which rank failed first. With a goodbye, a failed rank might end after the ranks that got it.
+    So a launcher sees which rank failed first. If it ended the groups, a failed rank might end after the others.
     """
     global _current, _inherited
     with _lock:

@@ -63,6 +63,8 @@ class Coordinator:
         self._ranks = membership.ranks
         self._hosts = [host.name for host in membership.hosts]
         self._host = self._hosts[membership.rank]
+        self._leader = membership.on_this_host[0]
+        self._planes = planes
         self._on_end = on_end
         self._report = options.report
         self._link = link
@@ -136,9 +138,12 @@ class Coordinator:
             self.fail(str(error))
 
     def end(self, end: End) -> None:
-        """Ends the group on all ranks, unless it has ended. ``end`` may come from another group."""
+        """Ends the group on all ranks, unless it has ended. ``end`` may come from another group.
+
+        A rank that is gone there counts as lost here: it may be no member, so this group may still agree on batches.
+        """
         if self._end is None:
-            self._end_all(end)
+            self._end_all(end._replace(kind=EndKind.LOST) if end.kind is EndKind.GONE else end)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -184,8 +189,12 @@ class Coordinator:
         if rank in self._gone:
             self.decider.lost()
         else:
-            kind = EndKind.GONE if lost.rank in self._exiting else EndKind.LOST
+            kind = EndKind.GONE if lost.rank in self._exiting and self._notices_losses(lost.rank) else EndKind.LOST
             self.decider.end(End(kind, rank, self._hosts[lost.rank], lost.cause))
+
+    def _notices_losses(self, gone: int) -> bool:
+        """True if a batch that still runs fails soon when a further rank is lost, although ``gone`` reports nothing."""
+        return gone not in (0, self._leader) or self._planes[CPU.kind].name in ("ring", "zmq")  # by their connections
 
     def _expect_exit(self, sender: int, end: End) -> None:
         if end.rank != self._ranks[sender]:

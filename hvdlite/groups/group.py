@@ -46,7 +46,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
-from hvdlite.negotiation.messages import End, EndKind, Kind, Request, Tuning
+from hvdlite.negotiation.messages import STILL_RUN, End, EndKind, Kind, Request, Tuning
 from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
@@ -345,7 +345,7 @@ class Group:
         all ranks; agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
 
         EXITED: the process is about to exit. Agreed batches may finish until ``scope`` is over, and the threads end.
-        Peers notice the exit by themselves, and learn now if this rank owes them nothing. If the group has ended
+        Peers notice the exit by themselves, and are told now if this rank owes them nothing. If the group has ended
         already, its end is still delivered: otherwise peers would take this exit for the cause. LEFT may follow.
 
         FORKED: this process is a fork, which has none of the threads. Everything in flight fails.
@@ -392,14 +392,16 @@ class Group:
         if self._has_left:
             return
         is_idle = self._finish_batches(scope, f"rank {self.membership.number} is exiting")
-        owes_nothing = is_idle and not (scope.is_over or self._in_flight)  # over: some batch may have been aborted
+        has_run_all = is_idle and not scope.is_over  # else some batch may have been aborted
         self._stop(Scope.of(_ABORTED_S))
         if is_idle:
             with self._driving:
-                if owes_nothing:
+                ended = self.ended
+                has_run_all = has_run_all and (ended is None or ended.kind in STILL_RUN)
+                if has_run_all and not (self._in_flight or self._thread.is_alive()):
                     self._coordinator.exit()
                     self._link.flush(scope)
-                if self.ended is not None:
+                if ended is not None:
                     self._link.close()
             self.planes.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -336,6 +336,22 @@ def test_who_is_lost_after_another_one_has_gone_aborts_what_still_runs(three: Ra
     three[0].executor.run_here()
     assert isinstance(agreed[0].error, PeerLost)
     assert agreed[0].error.rank == 1
+
+
+@pytest.mark.parametrize(("plane", "kind"), [("shm", EndKind.LOST), ("ring", EndKind.GONE)])
+def test_the_root_is_gone_only_if_the_plane_notices_further_losses(two: Ranks, plane: str, kind: EndKind) -> None:
+    two[0].coordinator.exit()
+    two.send_down()
+    two[1].link.received.append(Lost(0, "its process ended"))
+    with patch.object(LocalPlane, "name", plane):
+        two[1].coordinator.turn()
+    assert [end.kind for end in two[1].ends] == [kind]
+
+
+def test_who_is_gone_in_another_group_is_lost_in_this_one(two: Ranks) -> None:
+    two[0].coordinator.end(End(EndKind.GONE, 7, "elsewhere", "its process ended"))
+    two.agree()
+    assert [[end.kind for end in rank.ends] for rank in two.ranks] == [[EndKind.LOST]] * 2
 
 
 def test_nobody_says_that_another_rank_exits(three: Ranks) -> None:
