@@ -194,7 +194,9 @@ class Coordinator:
 
     def _notices_losses(self, gone: int) -> bool:
         """True if a batch that still runs fails soon when a further rank is lost, although ``gone`` reports nothing."""
-        return gone not in (0, self._leader) or self._planes[CPU.kind].name in ("ring", "zmq")  # by their connections
+        if gone not in (0, self._leader):  # another rank, which this one or the root is still connected with
+            return True
+        return all(plane.name in ("ring", "zmq") for plane in self._planes.values())  # by their connections
 
     def _expect_exit(self, sender: int, end: End) -> None:
         if end.rank != self._ranks[sender]:

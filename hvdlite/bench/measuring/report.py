@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -30,8 +29,8 @@ class Row:
     min_us: float
     algbw_GBps: float | None
     busbw_GBps: float | None
-    p99_us: float = math.nan
-    processor_us: float | None = None
+    p99_us: float
+    processor_us: float | None
 
 
 Group = Mapping[str, Row]
