@@ -43,7 +43,8 @@ _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles, and fur
 class Coordinator:
     """The state of one rank between turns. It has no lock and no thread.
 
-    ``decider`` also answers between turns. ``has_ended`` is set once no more batches will be agreed. ``known`` is
+    ``decider`` also answers between turns. ``due`` is when batches that still run are aborted, on the monotonic clock;
+    None: never; any thread may read it. ``has_ended`` is set once no more batches will be agreed. ``known`` is
     `Cache.known`. ``on_end`` is called once, in a turn, with what ended the group.
     """
 
@@ -65,6 +66,8 @@ class Coordinator:
         self._host = self._hosts[membership.rank]
         self._leader = membership.on_this_host[0]
         self._planes = planes
+        self._patience_s = options.peer_timeout
+        self.due: float | None = None
         self._on_end = on_end
         self._report = options.report
         self._link = link
@@ -114,6 +117,10 @@ class Coordinator:
                     entry.sent_at = now
             decider.submit(ready, now)
         self._apply_decisions(now)
+        if self.due is not None and now >= self.due:
+            self.due = None
+            assert self._end is not None
+            self._executor.abort(error_of(self._end))
 
     def leave(self, kind: EndKind) -> None:
         """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
@@ -189,8 +196,10 @@ class Coordinator:
         if rank in self._gone:
             self.decider.lost()
         else:
-            kind = EndKind.GONE if lost.rank in self._exiting and self._notices_losses(lost.rank) else EndKind.LOST
+            kind = EndKind.GONE if lost.rank in self._exiting else EndKind.LOST
             self.decider.end(End(kind, rank, self._hosts[lost.rank], lost.cause))
+            if kind is EndKind.GONE and not self._notices_losses(lost.rank):
+                self.due = time.monotonic() + self._patience_s
 
     def _notices_losses(self, gone: int) -> bool:
         """True if a batch that still runs fails soon when a further rank is lost, although ``gone`` reports nothing."""

@@ -475,6 +475,8 @@ class Group:
     def _next_timer(self) -> float | None:
         """When a turn is due even if no message arrives, on the monotonic clock; None: never."""
         ours, of_link = self._decider.due, self._link.due
+        if ours is None:  # there are no decisions to make after the end
+            ours = self._coordinator.due
         if ours is None or of_link is None:
             return of_link if ours is None else ours
         return min(ours, of_link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -211,12 +212,12 @@ def _exit_right_after_the_last_collective(count: int) -> int:
     return int(tensor.sum())
 
 
-def _exits_before_the_others_have_received() -> str:
+def _exits_before_the_others_have_received(exiting: int) -> str:
     hvd.init()
     group = current().everyone
     tensor = np.full(3, hvd.rank(), np.float32)
     hvd.allreduce(tensor, name="first")
-    if hvd.rank() == 2:  # the only one that passes the tensor on to rank 0
+    if hvd.rank() == 2:  # in a ring the only one that passes the tensor of rank 1 on to rank 0
 
         def held(work: Work, planes: Planes) -> Completion | None:
             pause_at("holding")
@@ -225,32 +226,37 @@ def _exits_before_the_others_have_received() -> str:
         executor.run = held  # type: ignore[attr-defined]
     ended = threading.Event()
     group.when_ended(lambda _: ended.set())
-    handle = hvd.broadcast_async_(tensor, root_rank=1, name="x")
-    if hvd.rank() != 1:
+    handle = hvd.broadcast_async_(tensor, root_rank=exiting, name="x")
+    if hvd.rank() != exiting:
         ended.wait(PATIENCE_S)
         reached("bereft")
         hvd.synchronize(handle)
-        assert tensor.tolist() == [1.0] * 3
-        with pytest.raises(hvd.PeerLost, match="rank 1 on .* its process ended"):
+        assert tensor.tolist() == [exiting] * 3
+        with pytest.raises(hvd.PeerLost, match=f"rank {exiting} on .* its process ended"):
             hvd.allreduce(tensor, name="y")
     else:
         hvd.synchronize(handle)
     return "ok"
 
 
-@pytest.mark.parametrize("hosts", ["aaa", "aab", "abb", "abc"])
-@pytest.mark.parametrize("plane", ["ring", "zmq"])
-def test_what_was_sent_before_an_exit_arrives_though_the_exit_is_noticed_first(plane: str, hosts: str) -> None:
+@pytest.mark.parametrize(
+    ("plane", "hosts", "exiting"),
+    [*itertools.product(("ring", "zmq"), ("aaa", "aab", "abb", "abc"), (1,)), ("shm", "aaa", 0)],
+)
+def test_what_was_sent_before_an_exit_arrives_though_the_exit_is_noticed_first(
+    plane: str, hosts: str, exiting: int
+) -> None:
     environ = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
     with ProcessRanks(
         3,
         _exits_before_the_others_have_received,
+        exiting,
         environ={"HVDLITE_PLANE": plane, "HVDLITE_PAGE": str(int(plane == "ring"))},
         environ_by_rank=environ,
     ) as ranks:
         ranks.wait_for("holding", 2)
-        ranks.wait_for_end(1)
-        ranks.wait_for("bereft", 0)
+        ranks.wait_for_end(exiting)
+        ranks.wait_for("bereft", 1 - exiting)
         ranks.release(2)
         assert [outcome.result() for outcome in ranks.join()] == ["ok"] * 3
 

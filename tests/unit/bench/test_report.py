@@ -9,7 +9,8 @@ NOW = Circumstances("2026-11-22", "A Processor", 2, 1.96, "on a Sunday")
 
 
 def _row(system: str, op: str, nbytes: int, median_us: float) -> Row:
-    return Row(system, 2, op, "float32", nbytes, median_us, median_us / 2, None, None)
+    processor_us = None if op == "train" else 2 * median_us
+    return Row(system, 2, op, "float32", nbytes, median_us, median_us / 2, None, None, 4 * median_us, processor_us)
 
 
 def test_the_last_section_of_the_page_is_made_anew() -> None:
@@ -36,5 +37,6 @@ def test_the_last_section_of_the_page_is_made_anew() -> None:
         "| 2 | allreduce of 16 MiB | 2.2 ms | **1.1 ms** |  |  |  |  |",
         "| 2 | 1,000 tensors of 1 KiB | **6.8 ms** |  | 1,362 ms |  |  |  |",
         "| 2 | training step, 164 ms without communication | **195 ms** |  | 257 ms |  |  |  |",
+        "| 2 | allreduce of 1 KiB | 607 µs, 303 µs |  | 3.1 ms, 1.6 ms |  | 12 µs, 6.2 µs |  |",
     ]
     assert render(page, rows, NOW) == page

@@ -338,14 +338,37 @@ def test_who_is_lost_after_another_one_has_gone_aborts_what_still_runs(three: Ra
     assert agreed[0].error.rank == 1
 
 
-@pytest.mark.parametrize(("plane", "kind"), [("shm", EndKind.LOST), ("ring", EndKind.GONE)])
-def test_the_root_is_gone_only_if_the_plane_notices_further_losses(two: Ranks, plane: str, kind: EndKind) -> None:
+@pytest.mark.parametrize(("plane", "is_aborted"), [("shm", True), ("ring", False)])
+def test_what_still_runs_without_the_root_has_a_limit_unless_the_plane_notices_losses(
+    plane: str, is_aborted: bool
+) -> None:
+    two = Ranks(2, Settings(peer_timeout=0.0))
+    agreed = [rank.submit("agreed")[0] for rank in two.ranks]
+    two.agree()
     two[0].coordinator.exit()
     two.send_down()
     two[1].link.received.append(Lost(0, "its process ended"))
     with patch.object(LocalPlane, "name", plane):
         two[1].coordinator.turn()
-    assert [end.kind for end in two[1].ends] == [kind]
+        two[1].coordinator.turn()
+    assert two[1].coordinator.due is None
+    assert [end.kind for end in two[1].ends] == [EndKind.GONE]
+    assert isinstance(two[1].plane.error, PeerLost) == is_aborted
+    two.run()
+    assert [type(error) for error in errors(agreed)] == [type(None), PeerLost if is_aborted else type(None)]
+    two.close()
+
+
+def test_what_still_runs_without_the_root_is_given_time(two: Ranks) -> None:
+    agreed = [rank.submit("agreed")[0] for rank in two.ranks]
+    two.agree()
+    two[0].coordinator.exit()
+    two.send_down()
+    two[1].link.received.append(Lost(0, "its process ended"))
+    two[1].coordinator.turn()
+    assert two[1].coordinator.due is not None
+    two.run()
+    assert errors(agreed) == [None, None]
 
 
 def test_who_is_gone_in_another_group_is_lost_in_this_one(two: Ranks) -> None:
