@@ -166,7 +166,7 @@ class Settings:
     spin: float = _setting(
         -1.0,
         "how long a waiting rank spins before it sleeps; spins that keep failing become rare; negative: as long as a "
-        "wake-up takes on its host, 50 to 2000, or 0 with more ranks than cores",
+        "wake-up takes on its host, 50 to 2000, or 0 with more ranks than cores; those yield to each other",
         unit="µs",
         at_least=-1,
     )

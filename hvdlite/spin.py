@@ -5,6 +5,8 @@ wake-up, and then sleeping, never costs more than twice the better of the two, w
 ski-rental rule: Karlin and others, "Competitive randomized algorithms for nonuniform problems", SODA 1990.)
 A virtual machine may wake far more slowly than a real one, especially on a busy host, so the time is measured, once.
 Under later load spins that keep failing become rare (``native/kernels/spin.h``).
+
+Ranks that share cores yield to each other before they sleep, within a host: a yield takes a microsecond.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from hvdlite.host.cgroups import cores_limit
 from hvdlite.members.membership import Membership
 from hvdlite.settings import Settings
 
+_YIELD_NS: Final = 100_000  # of processor time: what a wait may take where no peer comes
 _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while its receiver is awake
 
 
@@ -49,6 +52,13 @@ def agreed_spin_us(settings: Settings, members: Membership, exchange: Callable[[
     leader, *others = members.on_this_host
     measured = exchange(spin_us(settings, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
     return settings.spin if settings.spin >= 0 else float(measured[leader])
+
+
+def native_spin_ns(spin_us: float, ranks: int) -> int:
+    """``most_ns`` of a `native.Spin` for one of the ``ranks`` of this host that spin for ``spin_us``."""
+    if spin_us > 0:
+        return round(spin_us * 1000)
+    return -_YIELD_NS if ranks > len(os.sched_getaffinity(0)) else 0
 
 
 def usable_cores() -> float:

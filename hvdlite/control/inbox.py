@@ -22,13 +22,13 @@ _WAKE: Final = 2  # the bit of the second descriptor in the result of hvd_spin_p
 class Inbox:
     """The descriptors of one link. `fileno` is readable while any of them is, so one inbox can contain another.
 
-    A driver spins for ``spin_us`` before it sleeps, but less often while that does not help, and not again after a
-    sleep that timed out: long waits cost nothing.
+    A driver spins before it sleeps, for ``spin_ns``, the ``most_ns`` of a `native.Spin`, but less often while that does
+    not help, and not again after a sleep that timed out: long waits cost nothing.
     """
 
-    def __init__(self, spin_us: float = 0) -> None:
+    def __init__(self, spin_ns: int = 0) -> None:
         self.wake = Wake()
-        self.spin = native.Spin(round(max(spin_us, 0) * 1000))
+        self.spin = native.Spin(spin_ns)
         self._spin_at = ctypes.addressof(self.spin)
         self._spin_poll: Callable[..., int] = _poll if native.absence() else native.library().hvd_spin_poll
         self._sources = select.epoll()

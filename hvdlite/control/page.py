@@ -40,7 +40,7 @@ _SLOT_BYTES: Final = 96 << 10  # what a call may copy and reduce in a small part
 _ALL_SLOTS_BYTES: Final = 768 << 10
 _IF_CROWDED: Final = 512 << 10  # the same for more ranks than _FEW, so that the page has room for names
 _FEW: Final = 16
-# Parts of what a call moves; only one where ranks sleep when they wait, since each part is a wait. One tensor of more
+# Parts of what a call moves; only one where ranks only sleep to wait, since each part is a wait. One tensor of more
 # parts than _MOST_ALONE takes less time in a data plane, where ranks share the reduction; many tensors do not.
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
@@ -117,7 +117,7 @@ class Page:
     def __init__(self, fds: Sequence[int], rank: int, size: int, names: int, spin_ns: int = 0) -> None:
         self.names = names
         slot_bytes = _slot_bytes(size)
-        has_parts = spin_ns > 0 or size == 1
+        has_parts = spin_ns != 0 or size == 1
         self.most_bytes = slot_bytes * (_MOST_PARTS if has_parts else 1)
         self.most_bytes_alone = slot_bytes * (_MOST_ALONE if has_parts else 1)
         self.is_waiting = self.is_held_back = self.is_watched = False

@@ -33,6 +33,7 @@ from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import comes
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
+from hvdlite.spin import native_spin_ns
 
 _CLOSE_S = 2.0
 
@@ -60,10 +61,10 @@ class UnixLink(ControlLink):
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
-        self.inbox = Inbox(spin_us=options.spin)
+        self._spin_ns = native_spin_ns(options.spin, len(membership.on_this_host))
+        self.inbox = Inbox(self._spin_ns)
         self._membership = membership
         self._session = membership.session
-        self._spin_ns = round(max(options.spin, 0) * 1000)
         self._sent = 0
         self._heartbeat_s = options.heartbeat_interval
         self._patience_s = options.peer_timeout

@@ -90,8 +90,9 @@ HVD_API void hvd_keep_freed(uint64_t bytes);
 // most two milliseconds. 0 if there is only one core, or no thread can be started.
 HVD_API int64_t hvd_wakeup_ns(void);
 
-// Decides whether a thread spins before it sleeps. `most_ns`: for how long. `vain`: waits in a row that spinning did
-// not end. `is_idle`: the last wait timed out, and no wait spins until one succeeds. Both begin with 0.
+// Decides whether a thread spins before it sleeps. `most_ns`: for how long; negative: for how much of its processor
+// time it yields to other threads instead, where it can. `vain`: waits in a row that spinning did not end. `is_idle`:
+// the last wait timed out, and no wait spins until one succeeds. Both begin with 0.
 typedef struct {
   int64_t most_ns;
   uint32_t vain;
@@ -142,7 +143,7 @@ typedef struct {
 HVD_API uint64_t hvd_page_bytes(int32_t size, int32_t names, int32_t slot_bytes);
 
 // `bells` has an eventfd of each rank, which remain the caller's, and open while the page is. `spin_ns`: how long a
-// call spins before it sleeps. A forked child has no mapping of the page.
+// call spins before it sleeps, as `most_ns` of hvd_spin. A forked child has no mapping of the page.
 HVD_API hvd_status hvd_page_open(int32_t fd, int32_t rank, int32_t size, int32_t names, int32_t slot_bytes,
                                  const int32_t* bells, int64_t spin_ns, hvd_page** out);
 
@@ -296,7 +297,7 @@ typedef struct hvd_shm hvd_shm;
 // Bytes of the segment that hvd_shm_open expects behind `fd`, zero-filled.
 HVD_API uint64_t hvd_shm_bytes(int32_t size, uint64_t chunk_bytes, int32_t slots);
 
-// Maps the segment. `spin_ns`: how long a waiting rank spins before it sleeps.
+// Maps the segment. `spin_ns`: how long a waiting rank spins before it sleeps, as `most_ns` of hvd_spin.
 HVD_API hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_bytes, int32_t slots,
                                 int64_t spin_ns, int64_t progress_timeout_ns, hvd_shm** out);
 

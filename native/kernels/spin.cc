@@ -16,6 +16,12 @@ uint32_t* word_of(std::atomic<uint32_t>* atomic) noexcept {
   return reinterpret_cast<uint32_t*>(atomic);
 }
 
+int64_t read(clockid_t clock) noexcept {
+  timespec now;
+  clock_gettime(clock, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
 }  // namespace
 
 void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, int64_t until_ns) noexcept {
@@ -27,23 +33,15 @@ void futex_wake_all(std::atomic<uint32_t>* word) noexcept {
   syscall(SYS_futex, word_of(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-int64_t monotonic_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
+int64_t monotonic_ns() noexcept { return read(CLOCK_MONOTONIC); }
+
+int64_t processor_ns() noexcept { return read(CLOCK_THREAD_CPUTIME_ID); }
 
 int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noexcept {
   int ready = 0;
-  if (const int64_t limit_ns = spin_ns(*spin); limit_ns > 0) {
-    const int64_t until_ns = monotonic_ns() + limit_ns;
-    do {
-      ready = ::poll(fds, count, 0);
-    } while (ready == 0 && monotonic_ns() < until_ns);
-  }
-  const bool is_spin_enough = ready != 0;
+  const auto look = [&] { return (ready = ::poll(fds, count, 0)) != 0; };
+  const bool is_spin_enough = spin->is_idle == 0 && spin_until(spin, look, 1);
   if (!is_spin_enough) ready = ::poll(fds, count, timeout_ms);
-  if (spin->is_idle == 0) note_wait(spin, is_spin_enough);
   spin->is_idle = ready == 0;
   return ready;
 }

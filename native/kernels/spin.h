@@ -2,10 +2,15 @@
 // takes a core from others, perhaps the peer, if it is not. So it is tried less often while it does not help: after a
 // few waits in a row that spinning did not end, only one wait in many spins, until spinning ends one again. A
 // `hvd_spin` is used by one thread at a time.
+//
+// A thread whose peers share its core *yields* instead: it offers the core to them between any two looks. A yield takes
+// a microsecond where sleeping and waking take tens. What counts is the thread's own processor time, since others use
+// the core meanwhile.
 
 #pragma once
 
 #include <poll.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstdint>
@@ -15,8 +20,9 @@
 namespace hvd {
 
 int64_t monotonic_ns() noexcept;
+int64_t processor_ns() noexcept;  // of this thread
 
-// The time for which the next wait may spin; 0: not at all.
+// The time for which the next wait may spin; 0: not at all; negative: for which it may yield.
 inline int64_t spin_ns(const hvd_spin& spin) noexcept {
   constexpr uint32_t kInARow = 3, kOneIn = 16;
   const bool is_worth_it = spin.vain < kInARow || spin.vain % kOneIn == 0;
@@ -28,15 +34,23 @@ inline void note_wait(hvd_spin* spin, bool is_spin_enough) noexcept {
   spin->vain = is_spin_enough ? 0 : spin->vain + 1;
 }
 
-// Begins a wait: spins until `look` returns true, for as long as this wait may. True if that ended the wait.
+// Begins a wait: spins or yields until `look` returns true, for as long as this wait may. True if that ended the wait.
+// The time is read once in `looks`.
 template <class Look>
-bool spin_until(hvd_spin* spin, Look look) noexcept {
+bool spin_until(hvd_spin* spin, Look look, int looks = 64) noexcept {
   bool is_enough = false;
-  if (const int64_t limit_ns = spin_ns(*spin); limit_ns > 0) {
+  const int64_t limit_ns = spin_ns(*spin);
+  if (limit_ns > 0) {
     const int64_t until_ns = monotonic_ns() + limit_ns;
     do {
-      for (int i = 0; i < 64 && !is_enough; ++i) is_enough = look();
+      for (int i = 0; i < looks && !is_enough; ++i) is_enough = look();
     } while (!is_enough && monotonic_ns() < until_ns);
+  } else if (limit_ns < 0) {
+    const int64_t until_ns = processor_ns() - limit_ns;
+    do {
+      ::sched_yield();
+      is_enough = look();
+    } while (!is_enough && processor_ns() < until_ns);
   }
   note_wait(spin, is_enough);  // also if it did not spin, or no wait would spin again
   return is_enough;

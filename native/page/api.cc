@@ -365,23 +365,20 @@ void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names) {
 }
 
 int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms) {
-  constexpr int kLooksForEachPoll = 64;
   pollfd fds[] = {{first, POLLIN, 0}, {second, POLLIN, 0}};
   int ready = 0;
   bool has_decision = false;
-  if (const int64_t limit_ns = hvd::spin_ns(*spin); limit_ns > 0) {
-    const int64_t until_ns = hvd::monotonic_ns() + limit_ns;
-    do {
-      ready = ::poll(fds, 2, 0);
-      for (int looks = 0; ready == 0 && !has_decision && looks < kLooksForEachPoll; ++looks) {
-        has_decision = page->agreement->has_decision();
-      }
-    } while (ready == 0 && !has_decision && hvd::monotonic_ns() < until_ns);
-  }
-  const bool is_spin_enough = ready != 0 || has_decision;
+  const auto look = [&] {
+    constexpr int kLooksForEachPoll = 64;
+    ready = ::poll(fds, 2, 0);
+    for (int looks = 0; ready == 0 && !has_decision && looks < kLooksForEachPoll; ++looks) {
+      has_decision = page->agreement->has_decision();
+    }
+    return ready != 0 || has_decision;
+  };
+  const bool is_spin_enough = spin->is_idle == 0 && hvd::spin_until(spin, look, 1);
   if (!is_spin_enough && !(has_decision = page->agreement->arm())) ready = ::poll(fds, 2, timeout_ms);
   if (ready < 0) return errno == EINTR ? 0 : -1;
-  if (spin->is_idle == 0) hvd::note_wait(spin, is_spin_enough);
   spin->is_idle = ready == 0 && !has_decision;
   return (fds[0].revents != 0 ? 1 : 0) | (fds[1].revents != 0 ? 2 : 0);
 }

@@ -2,7 +2,11 @@
 
 #include "kernels/spin.h"
 
+#include <sched.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include "tests/check.h"
 
@@ -37,6 +41,26 @@ void test_waits_spin_again_after_some_in_vain() {
   CHECK(spin.vain == 0);
 }
 
+void test_who_yields_looks_at_least_once_and_sees_what_a_thread_on_the_same_core_does() {
+  hvd_spin spin = {-1, 0, 0};
+  int looks = 0;
+  CHECK(!hvd::spin_until(&spin, [&] { return ++looks, false; }));
+  CHECK(looks == 1 && spin.vain == 1);
+
+  cpu_set_t before, one;
+  CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  CHECK(sched_setaffinity(0, sizeof one, &one) == 0);  // of the thread that is started, too
+  std::atomic<bool> has_come = false;
+  std::thread peer([&] { has_come = true; });
+  spin.most_ns = -int64_t{3600} * 1'000'000'000;
+  CHECK(hvd::spin_until(&spin, [&] { return has_come.load(); }));
+  CHECK(spin.vain == 0);
+  peer.join();
+  CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
+}
+
 void test_one_wait_of_few_that_a_spin_ends_keeps_it() {
   hvd_spin spin = {kMost, 0, 0};
   for (int wait = 0; wait < 100; ++wait) {
@@ -67,6 +91,7 @@ void test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes(
 int main() {
   test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back();
   test_waits_spin_again_after_some_in_vain();
+  test_who_yields_looks_at_least_once_and_sees_what_a_thread_on_the_same_core_does();
   test_one_wait_of_few_that_a_spin_ends_keeps_it();
   test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes();
 }

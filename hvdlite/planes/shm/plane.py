@@ -23,6 +23,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.memory.arena import Arena, Regions
 from hvdlite.planes.base import HostPlane
 from hvdlite.settings import Settings
+from hvdlite.spin import native_spin_ns
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -86,7 +87,7 @@ class ShmPlane(HostPlane):
                 size,
                 shape.chunk_bytes,
                 shape.slots,
-                round(max(options.spin, 0) * 1000),
+                native_spin_ns(options.spin, size),
                 round(options.progress_timeout * 1e9),
                 ctypes.byref(handle),
             )

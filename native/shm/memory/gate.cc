@@ -32,21 +32,12 @@ hvd_status Gate::wait(uint64_t count, Patience* patience, const std::atomic<uint
   if (aborted.load(std::memory_order_relaxed) != 0) return HVD_ABORTED;
   if (has_reached(count)) return HVD_OK;
   const int64_t start_ns = monotonic_ns();
-  const int64_t limit_ns = spin_ns(patience->spin);
-  const bool is_spin_enough = limit_ns > 0 && spin(count, start_ns + limit_ns, aborted);
-  note_wait(&patience->spin, is_spin_enough);
-  return is_spin_enough ? HVD_OK : sleep(count, start_ns + patience->timeout_ns, aborted);
-}
-
-bool Gate::spin(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& aborted) const noexcept {
-  do {
-    for (int i = 0; i < 16; ++i) {
-      pause();
-      if (has_reached(count)) return true;
-    }
-    if (aborted.load(std::memory_order_relaxed) != 0) return false;
-  } while (monotonic_ns() < until_ns);
-  return false;
+  const auto look = [&] {
+    pause();
+    return has_reached(count) || aborted.load(std::memory_order_relaxed) != 0;
+  };
+  const bool is_over = spin_until(&patience->spin, look) && has_reached(count);
+  return is_over ? HVD_OK : sleep(count, start_ns + patience->timeout_ns, aborted);
 }
 
 hvd_status Gate::sleep(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& aborted) noexcept {

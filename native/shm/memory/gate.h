@@ -36,7 +36,6 @@ class alignas(128) Gate {
  private:
   // Acquire: pairs with the store in `advance`, so that what the owner wrote before is visible after.
   bool has_reached(uint64_t count) const noexcept { return count_.load(std::memory_order_acquire) >= count; }
-  bool spin(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& aborted) const noexcept;
   hvd_status sleep(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& aborted) noexcept;
 
   std::atomic<uint64_t> count_;

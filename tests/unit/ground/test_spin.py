@@ -14,7 +14,7 @@ from hvdlite.control.unixlink import UnixLink
 from hvdlite.net.local_listener import LocalListener
 from hvdlite.net.wake import Wake
 from hvdlite.settings import Settings
-from hvdlite.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
+from hvdlite.spin import native_spin_ns, running_elsewhere, spin_us, usable_cores, wakeup_us
 from tests.harness.members import member
 from tests.unit.links import LEFT, next_from, soon
 
@@ -49,6 +49,13 @@ def test_a_rank_with_a_core_of_its_own_spins_as_long_as_a_wakeup_takes(
     assert spin_us(Settings(), ranks) == expected
     assert spin_us(Settings(spin=7), ranks) == 7
     assert spin_us(Settings(spin=0), ranks) == 0
+
+
+def test_ranks_that_share_cores_yield_and_others_with_no_time_to_spin_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    _host(monkeypatch, 2, None, 300.0)
+    assert [native_spin_ns(0, ranks) for ranks in (1, 2, 3)] == [0, 0, -100_000]
+    assert [native_spin_ns(-1, ranks) for ranks in (2, 3)] == [0, -100_000]  # as without a session
+    assert [native_spin_ns(0.5, ranks) for ranks in (2, 3)] == [500, 500]
 
 
 @pytest.mark.parametrize(("running", "expected"), [(2, 300.0), (3, 50.0), (40, 50.0)])
@@ -93,7 +100,7 @@ def test_a_driver_sees_messages_and_its_wake_whether_or_not_it_spins(spin_us: fl
 
 @pytest.fixture
 def inbox_and_wake() -> Iterator[tuple[Inbox, Wake]]:
-    inbox, wake = Inbox(spin_us=1), Wake()
+    inbox, wake = Inbox(spin_ns=1000), Wake()
     yield inbox, wake
     for each in (inbox, wake):
         each.close()
