@@ -3,9 +3,9 @@
 // few waits in a row that spinning did not end, only one wait in many spins, until spinning ends one again. A
 // `hvd_spin` is used by one thread at a time.
 //
-// A thread whose peers share its core *yields* instead: it offers the core to them between any two looks. A yield takes
-// a microsecond where sleeping and waking take tens. What counts is the thread's own processor time, since others use
-// the core meanwhile.
+// Between looks it offers the core to others, for the system may have put the peer on the same core even if there is
+// another one. A thread whose peers must share its core *yields* after each look. A yield takes a microsecond where
+// sleeping and waking take tens. Its own processor time counts then, since others use the core meanwhile.
 
 #pragma once
 
@@ -44,6 +44,7 @@ bool spin_until(hvd_spin* spin, Look look, int looks = 64) noexcept {
     const int64_t until_ns = monotonic_ns() + limit_ns;
     do {
       for (int i = 0; i < looks && !is_enough; ++i) is_enough = look();
+      if (!is_enough) ::sched_yield();
     } while (!is_enough && monotonic_ns() < until_ns);
   } else if (limit_ns < 0) {
     const int64_t until_ns = processor_ns() - limit_ns;
