@@ -12,13 +12,11 @@ are exempt too.
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import Final
 
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind
-
-Counter = tuple[Any, ...]
-"""A kind of collective, followed by what else separates the counters: the ranks of a message, or a part of a call."""
+from hvdlite.negotiation.unnamed import Counter
 
 _EXEMPT_NAMES: Final = "hvdlite-"
 _EXEMPT_MODULES: Final = "tensorflow."

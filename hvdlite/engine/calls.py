@@ -31,6 +31,7 @@ from hvdlite.negotiation.delays.straggler import Untold
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
+from hvdlite.negotiation.unnamed import Epoch, Unnamed, is_signed
 from hvdlite.tensors.device import CPU
 
 _MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and is told about stalls
@@ -55,7 +56,7 @@ class _Prepared(NamedTuple):
     tensors: ctypes.Array[native.Carried] | None = None
     tensors_at: int = 0
     places: Sequence[int] = ()
-    bits: int = 0  # without that of the barrier
+    bits: int = 0  # without those of which a step has any number
 
     def fits(self, entries: Sequence[Entry[Any]], known: Mapping[str, Known]) -> bool:
         """True if all ``entries`` but the first are the others, and known as these."""
@@ -104,10 +105,12 @@ class Calls:
         if not entries:
             return False
         first, count = entries[0], len(entries)
-        known = self._known.get(first.name)
-        if known is None or known.request is not first.request:  # that of a chained call is another object
+        request = first.request
+        known = self._known.get(request.name)
+        if known is None or known.request is not request:  # that of a chained call is another object
             return False
-        prepared = self._prepared.get(first.name)
+        epoch = first.name.epoch if type(first.name) is Unnamed else None  # after `version`: joins close the page
+        prepared = self._prepared.get(request.name)
         if (
             prepared is None
             or prepared.known is not known
@@ -142,7 +145,7 @@ class Calls:
                     resumed += 1
                     outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
-                    self._finish(entries, prepared, batches)
+                    self._finish(entries, prepared, batches, epoch)
                     return True
                 if outcome != native.CALL_REFUSED:
                     if outcome != native.CALL_LEFT:
@@ -153,23 +156,29 @@ class Calls:
                 in_flight.withdraw(entries)
             self._release(entries)
         except BaseException:
-            self._after_interrupt(entries, prepared, batches)
+            self._after_interrupt(entries, prepared, batches, epoch)
             raise
         finally:
             del owners
         return False
 
-    def settle(self) -> None:
-        """Lets turns go on with a call that was left. Each turn begins with it."""
+    def settle(self) -> bool:
+        """Lets a turn go on with a call that was left, once it has taken new entries, which came after it.
+
+        True if there was one without a name.
+        """
         if self._reports:
             self._report()
         if self._current and self._page.adopt():
             entries = self._current[None]  # read now: the call that was left stays there, and an earlier one may not
+            first = entries[0].request  # before it has a number
             for entry in entries:
                 entry.was_taken_up = True
                 if not entry.is_done:  # else the group has ended
-                    self._replica.adopt(self._known[entry.name].bit, entry)
+                    self._replica.adopt(self._known[entry.request.name].bit, entry)
             self._release(entries)
+            return is_signed(first)
+        return False
 
     def count(self) -> None:
         """Counts the calls before the latest decision, for the numbers of batches."""
@@ -212,16 +221,17 @@ class Calls:
             tensor = tensors[place]
             tensor.name, tensor.bytes, tensor.recipe = bit, recipe.nbytes, ctypes.pointer(recipe.native)
             places[number] = place * ctypes.sizeof(native.Carried)
-        is_barrier = prepared.known.request.kind is Kind.BARRIER
+        first = prepared.known.request
+        is_often = first.kind is Kind.BARRIER or is_signed(first)
         return prepared._replace(
             recipes=[recipe for _, recipe in found],
             tensors=tensors,
             tensors_at=ctypes.addressof(tensors),
             places=places,
-            bits=0 if is_barrier else sum(1 << bit for bit, _ in found),
+            bits=0 if is_often else sum(1 << bit for bit, _ in found),
         )
 
-    def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
+    def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int, epoch: Epoch | None) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it before another call may begin."""
         page, observer = self._page, self._observer
         count, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
@@ -238,6 +248,9 @@ class Calls:
         for entry in entries:
             entry.error = None  # the group may have ended after the call, and failed all that it found in flight
             entry.is_done = True
+        if type(unnamed := entries[0].name) is Unnamed:
+            entries[0].name = unnamed.counted(epoch)
+            self._replica.signed_in_vain = 0
         self._release(entries)
         if arrival is not None:
             observer.all_arrived(arrival)
@@ -279,13 +292,15 @@ class Calls:
             self._has_begun = False
             self._current.pop(None, None)
 
-    def _after_interrupt(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
+    def _after_interrupt(
+        self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int, epoch: Epoch | None
+    ) -> None:
         if entries[0].was_taken_up:
             pass
         elif self._current.get(None) is entries:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
-                self._finish(entries, prepared, batches)
+                self._finish(entries, prepared, batches, epoch)
             elif outcome == native.CALL_REFUSED and not entries[0].was_taken_up:  # by a turn, since it was asked
                 self._in_flight.withdraw(entries)
                 self._release(entries)

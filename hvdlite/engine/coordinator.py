@@ -44,8 +44,8 @@ class Coordinator:
     """The state of one rank between turns. It has no lock and no thread.
 
     ``decider`` also answers between turns. ``due`` is when batches that still run are aborted, on the monotonic clock;
-    None: never; any thread may read it. ``has_ended`` is set once no more batches will be agreed. ``known`` is
-    `Cache.known`. ``on_end`` is called once, in a turn, with what ended the group.
+    None: never; any thread may read it. ``has_ended`` is set once no more batches will be agreed. ``known`` and
+    ``unnamed`` are those of `Cache`. ``on_end`` is called once, in a turn, with what ended the group.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Coordinator:
         self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
+        self.unnamed = self._replica.cache.unnamed
         self.calls: Calls | None = None
         if page is not None and planes[CPU.kind].name in ("shm", "local"):  # they add in the same order
             called = self.decider.called if isinstance(self.decider, PageDecider) else None
@@ -89,8 +90,6 @@ class Coordinator:
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
         observer, decider = self._observer, self.decider
-        if self.calls is not None:
-            self.calls.settle()
         if observer.on_turn is not None:
             observer.on_turn()
         for item in self._link.receive():
@@ -108,6 +107,8 @@ class Coordinator:
                         self._gone.add(message.rank)
                 decider.receive(sender, message, time.monotonic())
         new = self._in_flight.take_new()
+        if self.calls is not None and self.calls.settle():
+            decider.doubt()
         now = time.monotonic()
         if new:
             ready = self._replica.submit(new)

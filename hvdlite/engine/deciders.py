@@ -73,6 +73,9 @@ class Decider(ABC):
         decide on further tensors.
         """
 
+    def doubt(self) -> None:  # noqa: B027, only the root can look
+        """To be called when a turn takes over a call without a name: perhaps other ranks make another call."""
+
     def lost(self) -> None:  # noqa: B027, most need not know
         """To be called when a rank's connection ends after it has left the group."""
 
@@ -206,6 +209,9 @@ class RootDecider(Decider):
             self._messages += 1
             self._page.announce(self._messages)
 
+    def doubt(self) -> None:
+        self._negotiator.doubt()
+
     def asks(self, page: Page, closings: int) -> bool:
         """Asks for the closing of ``page`` after ``closings`` earlier ones if it must be closed.
 
@@ -230,7 +236,8 @@ class RootDecider(Decider):
         self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
     ) -> None:
         """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
-        if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:  # a step has any number of them
+        bits &= ~self._negotiator.signed  # a step has any number of them, and of barriers
+        if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:
             bits &= ~(1 << barrier)
         named = self._stragglers.ran(generation, bits, arrival, now, untold)
         if named is not None:
@@ -347,7 +354,8 @@ class PageDecider(Decider):
         bits = unanswered.bits & self._in_page
         blank_bits = unanswered.blank_bits & bits
         if not self._is_open:
-            self._inner.submit(Ready(unanswered.generation, bits, (), blank_bits, 0, self._closings), now)
+            requests = unanswered.requests
+            self._inner.submit(Ready(unanswered.generation, bits, requests, blank_bits, 0, self._closings), now)
         elif bits:
             self._publish(bits, blank_bits)
 
@@ -418,6 +426,9 @@ class PageDecider(Decider):
         """Tells the root's watch for late ranks about a call that has run ``bits``; see `StragglerWatch.ran`."""
         if self._root is not None:
             self._root.ran(self._generation, bits, arrival, now, untold)
+
+    def doubt(self) -> None:
+        self._inner.doubt()
 
     def lost(self) -> None:
         self.page.abort()

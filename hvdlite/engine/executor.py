@@ -183,7 +183,7 @@ class Executor:
 
 
 def _failure(work: Work, cause: Exception) -> HvdError:
-    names = ", ".join(entry.request.name for entry in work.entries[:3])
+    names = ", ".join(entry.name for entry in work.entries[:3])
     failure = HorovodInternalError(f"running {names} failed: {type(cause).__name__}: {cause}")
     failure.__cause__ = cause
     return failure

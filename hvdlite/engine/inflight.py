@@ -242,20 +242,27 @@ class InFlight:
         self.finish(new[len(kept) :], _has_joined())
         return kept
 
-    def count(self, entry: Entry) -> bool:
-        """Gives ``entry``, which this turn has taken, an automatic name in place of its `Unnamed`.
+    def number(self, entry: Entry) -> bool:
+        """Gives ``entry``, which a turn has taken, an automatic name in place of its `Unnamed`.
 
-        False if a tensor that the user gave the same name is in flight: ``entry`` then fails with DuplicateName.
+        False if a tensor that the user gave the same name is in flight.
         """
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)
         name = unnamed.counted()
         if self._by_name.setdefault(name, entry) is not entry:
-            self.finish((entry,), self._refusal(name))
             return False
         entry.rename(name)
         self._by_name.pop(unnamed, None)
         return True
+
+    def count(self, entry: Entry) -> bool:
+        """The same, but if the name is in use, ``entry`` fails with DuplicateName."""
+        if self.number(entry):
+            return True
+        assert isinstance(entry.name, Unnamed)
+        self.finish((entry,), self._refusal(entry.name.counted()))
+        return False
 
     def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
         """Marks ``entries`` done, frees their memory, and wakes their waiters. For hvdlite's threads only."""

@@ -17,14 +17,13 @@ Signal handlers interrupt the main thread, so it never drives itself: the thread
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 import os
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -33,7 +32,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from hvdlite.engine.apart import do_apart
-from hvdlite.engine.callers import HERE, Callers, Counter
+from hvdlite.engine.callers import HERE, Callers
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
@@ -47,7 +46,7 @@ from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
 from hvdlite.negotiation.messages import STILL_RUN, End, EndKind, Kind, Request, Tuning
-from hvdlite.negotiation.unnamed import Unnamed
+from hvdlite.negotiation.unnamed import Counter, Counters, Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
 from hvdlite.planes.shm.part import ArenaPart
@@ -78,10 +77,10 @@ class Group:
     """This rank's part in a group, from `open` to `end`, and the threads that serve it.
 
     - ``ranks``: the members' numbers in the job, ascending; ``rank``: the index of this rank in ``ranks``.
-    - ``known``: what the response cache remembers for each name.
+    - ``known``: what the response cache remembers for each name; ``known_unnamed``: for each description of a tensor
+      without a name, see `Cache`.
     - ``planes``: the data planes, by kind of device.
     - ``memory``: the members' regions in the memory that the ranks of a host share, or None.
-    - ``joins``: how often all ranks have joined. It is the same on every rank that is in no join.
     - ``interrupted_join``: the entry of a `join` that a signal handler interrupted on this rank, or None.
     """
 
@@ -130,9 +129,8 @@ class Group:
         self.rank = membership.rank
         self.size = membership.size
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
-        self.joins = 0
         self.interrupted_join: Entry[int] | None = None
-        self._names: defaultdict[Counter, Iterator[int]] = defaultdict(itertools.count)
+        self._counters = Counters()
         self._callers = Callers(membership.number)
 
         self._link = connections.link
@@ -167,6 +165,7 @@ class Group:
         self._decider = self._coordinator.decider
         self._calls = self._coordinator.calls
         self.known = self._coordinator.known
+        self.known_unnamed = self._coordinator.unnamed
         self._when_ended: deque[Callable[[End], None]] = deque()
         self._fork: End | None = None
         self._turns = 0
@@ -198,7 +197,7 @@ class Group:
         Each kind has a counter, and so has each value of ``between``, such as the two ranks of a message. Raises
         ValueError if another live thread owns the counter; see `Callers`.
         """
-        return Unnamed(partial(self._next_name, self.admit(kind, *between)))
+        return Unnamed(self.admit(kind, *between), self._counters)
 
     def admit(self, kind: Kind, *between: Any) -> Counter:
         """Makes this thread the owner of a counter, and returns it. Raises ValueError if another thread owns it."""
@@ -207,17 +206,17 @@ class Group:
             self._callers.admit(counter)
         return counter
 
-    def _next_name(self, counter: Counter) -> str:
-        kind, number = counter[0], next(self._names[counter])
-        return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined. It is the same on every rank that is in no join."""
+        return self._counters.epoch.joins
 
     def restart_counters(self) -> None:
         """Restarts all counters of automatic names, because ranks made different numbers of calls before a join.
 
         Every rank calls it in the same batch. Names contain ``joins``, so no name that is still in flight recurs.
         """
-        self.joins += 1
-        self._names.clear()
+        self._counters.restart()
 
     # ---- collectives
 
@@ -284,7 +283,7 @@ class Group:
 
         Raises the error of its all-gather if that fails.
         """
-        name = Unnamed(lambda: f"{purpose}.{self._next_name((Kind.ALLGATHER, purpose))}")
+        name = Unnamed((Kind.ALLGATHER, purpose), self._counters, f"{purpose}.")
         line = np.frombuffer(json.dumps(offer).encode() + b"\n", np.uint8)
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.rows import Rows
+from hvdlite.negotiation.unnamed import is_signed
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
@@ -143,13 +144,16 @@ class Known:
 class Cache:
     """The tensors that one rank remembers, by name (``known``) and by bit (``definitions``).
 
-    Threads that submit read ``known``, to reuse its request objects.
+    ``unnamed`` has those with a signed name (`hvdlite.negotiation.unnamed`) by their description, the fields of a
+    request from the kind to the root. Threads that submit read both, to reuse request objects.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self.known: dict[str, Known] = {}
+        self.unnamed: dict[tuple[Any, ...], Known] = {}
         self.definitions = Definitions()
+        self._knows_unnamed = True
 
     def bit_of_name(self, name: str) -> int:
         """Returns the bit of ``name``, or -1."""
@@ -159,7 +163,14 @@ class Cache:
     def remember(self, bit: int, request: Request, rows: Rows) -> None:
         """Makes ``bit`` stand for ``request``."""
         self.definitions.set(bit, Definition(request, rows))  # first: a thread that reads ``known`` finds it
-        self.known[request.name] = Known(bit, request, request.nbytes)
+        self.known[request.name] = known = Known(bit, request, request.nbytes)
+        if self._knows_unnamed and is_signed(request):
+            self.unnamed[request[1:8]] = known
+
+    def forget_unnamed(self) -> None:
+        """Forgets the tensors without a name, for good."""
+        self._knows_unnamed = False
+        self.unnamed.clear()
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is new. True if it is."""
@@ -167,5 +178,6 @@ class Cache:
             return False
         self.generation = generation
         self.known.clear()
+        self.unnamed.clear()
         self.definitions = Definitions()
         return True

@@ -108,6 +108,7 @@ class Converted(Entry[R]):
         super().__init__(
             entry.request, entry.group, entry.source, entry.target, entry.nbytes, entry.owner, None, entry.allocate
         )
+        self.name = entry.name
         first = entry.convert if isinstance(entry, Converted) else None
         self.convert = convert if first is None else lambda output: convert(first(output))
         _held.__set__(self, _held.__get__(entry))  # the unconverted output, which is not filled yet

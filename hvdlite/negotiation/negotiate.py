@@ -22,7 +22,12 @@ The ranks of a group may have a page (`hvdlite.control.page`). While it is *open
 have a bit below ``page_names``, without the root. The root must not answer such a name while some rank has submitted
 its bit in the page. So it closes the page when a rank joins, when one rank submits a bit and another one requests the
 name, and before a new generation. Each rank reports its closing with a message, even an empty one, that has its
-unanswered bits. The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
+unanswered bits. The bits of tensors without a name (`hvdlite.negotiation.unnamed`) are for calls in the page only: at a
+closing ranks request such tensors. So the root also closes the page when one rank has requested a tensor without a name
+and another one has submitted such a bit there, and when it takes over a call of its own rank that waits with such a
+bit: perhaps the ranks make different calls.
+
+The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
 until it opens the page with a run. After that run the ranks submit their unanswered bits again, in the page; the root
 forgets those bits, and ignores bits from before.
 
@@ -51,15 +56,18 @@ from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run, Tuning
+from hvdlite.negotiation.unnamed import may_be_signed, shown_name, signed
 from hvdlite.negotiation.wire import ProtocolError
+
+_MOST_SIGNED = 64  # tensors without a name may have any number of shapes, and must leave room for others
 
 
 class Negotiator:
     """The root's state for a group: `receive` takes messages, and `cut` returns decisions.
 
     Ranks are group indices; ``ranks`` has their numbers in the job, for texts for users. ``bits_cut`` has the bits of
-    the latest run, including the bits that ranks remember from this run on. Any thread may assign ``tuning``: it
-    applies from the next run on, which sends it to all ranks.
+    the latest run, including the bits that ranks remember from this run on; ``signed`` has those of tensors without a
+    name. Any thread may assign ``tuning``: it applies from the next run on, which sends it to all ranks.
     """
 
     def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning, page_names: int = 0) -> None:
@@ -76,6 +84,9 @@ class Negotiator:
         self._filled = 0
         self._blank: Counter[str] = Counter()
         self._stale = 0
+        self.signed = 0
+        self._sign_below = page_names if size > 1 else cache_capacity
+        self._unnamed: set[str] = set()  # requested names of tensors that may be signed
         self._requested: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
         self._runs_cut = 0
@@ -99,8 +110,8 @@ class Negotiator:
 
     @property
     def has_stale(self) -> bool:
-        """True if some rank has requested a name that other ranks may submit as a bit."""
-        return bool(self._stale)
+        """True if some rank has requested a tensor that other ranks may submit as a bit."""
+        return bool(self._stale or (self._unnamed and self.signed))
 
     @property
     def _is_closed(self) -> bool:
@@ -112,12 +123,17 @@ class Negotiator:
             return False
         if self._must_close or self._is_full or self.tuning.hold_s:
             return True
-        self._must_close = bool(self._stale and self._stale & submitted())
+        if stale := self._stale | (self.signed if self._unnamed else 0):
+            self._must_close = bool(stale & submitted())
         return self._must_close
+
+    def doubt(self) -> None:
+        """Closes the page, because a call without a name waits, perhaps for other ranks that make another call."""
+        self._must_close = self._must_close or self.is_open
 
     @property
     def _may_open(self) -> bool:
-        return self._is_closed and not (self._joined or self._stale or self._is_full or self.tuning.hold_s)
+        return self._is_closed and not (self._joined or self.has_stale or self._is_full or self.tuning.hold_s)
 
     @property
     def has_agreed(self) -> bool:
@@ -239,7 +255,7 @@ class Negotiator:
                 absent = [rank for rank in self._live() if not ready[rank]]
                 present = [rank for rank, is_ready in enumerate(ready) if is_ready]
                 waits[ready] = Wait(self._numbers_of(absent), self._numbers_of(present))
-            missing[self._definitions[bit].request.name] = waits[ready]
+            missing[shown_name(self._definitions[bit].request)] = waits[ready]
         return missing
 
     def _receive_bits(self, rank: int, bits: int, blank_bits: int) -> None:
@@ -273,6 +289,8 @@ class Negotiator:
         if rank in requested:
             raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
         requested[rank] = request
+        if not request.cacheable and may_be_signed(request):
+            self._unnamed.add(request.name)
         if is_blank:
             self._blank[request.name] += 1
         if request.kind is Kind.JOIN:
@@ -298,8 +316,12 @@ class Negotiator:
         if len(requested) >= needed - len(self._joined):
             absent = self._absent(requested)
             if not absent or (self._joined and set(absent) <= set(self._joined)):
-                del self._requested[name]
+                self._forget(name)
                 self._answer([requested[rank] for rank in sorted(requested)], sorted(requested), absent)
+
+    def _forget(self, name: str) -> None:
+        del self._requested[name]
+        self._unnamed.discard(name)
 
     def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
         """Answers one name with ``requests`` of ``ranks``. The ranks in ``absent`` have joined."""
@@ -323,7 +345,9 @@ class Negotiator:
                 self._unequal.update((each.group_name, error) for each in requests if each.group_length)
             return
         definition = Definition(first, KINDS[first.kind].extents.agreed(requests))
-        if not all(request.cacheable for request in requests):
+        if not any(request.cacheable for request in requests):
+            bit = -1 if absent else self._sign(definition)
+        elif not all(request.cacheable for request in requests):
             bit = -1
         elif bit >= 0:
             self._definitions.set(bit, definition)
@@ -332,6 +356,24 @@ class Negotiator:
         else:
             self._is_full = self._capacity > 0
         self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, for_joined, is_blank), definition))
+
+    def _sign(self, definition: Definition) -> int:
+        """Returns the bit under which ranks remember a tensor without a name from now on, or -1."""
+        known = self._definitions
+        if (
+            definition.rows
+            or not may_be_signed(definition.request)
+            or known.is_full
+            or len(known) >= self._sign_below
+            or self.signed.bit_count() >= _MOST_SIGNED
+        ):
+            return -1
+        request = signed(definition.request)
+        if known.bit_of(request.name) >= 0:
+            return -1
+        bit = known.add(definition._replace(request=request))
+        self.signed |= 1 << bit
+        return bit
 
     def _answer_unequal_groups(self) -> None:
         """Answers all waiting tensors of groups whose lengths differ: some of them would wait for ever."""
@@ -344,7 +386,7 @@ class Negotiator:
         for name, requested in list(self._requested.items()):
             for request in requested.values():
                 if request.group_length and request.group_name in unequal:
-                    del self._requested[name]
+                    self._forget(name)
                     self._blank.pop(name, None)
                     if (bit := self._definitions.bit_of(name)) >= 0:
                         self._stale ^= 1 << bit
@@ -411,7 +453,7 @@ class Negotiator:
         self._retired[self._generation] = table = self._definitions
         self._generation += 1
         self._definitions = Definitions(self._capacity)
-        self._stale = 0
+        self._stale = self.signed = 0
         waiting, self._ready = self._ready, [0] * self._size
         filled, self._filled = self._filled, 0
         for rank, bits in enumerate(waiting):

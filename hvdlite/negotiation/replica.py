@@ -17,8 +17,10 @@ from hvdlite.negotiation.entry import Entry, of_joined
 from hvdlite.negotiation.fuse import fuse
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Common, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.rows import Rows
-from hvdlite.negotiation.unnamed import Unnamed
+from hvdlite.negotiation.unnamed import Unnamed, signed
 from hvdlite.negotiation.wire import ProtocolError
+
+_MOST_IN_VAIN = 3  # then calls without a name are requested: ranks make them in several ways
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -55,8 +57,11 @@ class Mismatched(NamedTuple):
 class InFlight(Protocol):
     """The entries in flight on this rank."""
 
+    def number(self, entry: Entry) -> bool:
+        """Gives ``entry`` an automatic name. False if the name is in use."""
+
     def count(self, entry: Entry) -> bool:
-        """Gives ``entry`` an automatic name. False if the name is in use; then ``entry`` is not in flight any more."""
+        """The same, but if the name is in use, ``entry`` is not in flight any more."""
 
 
 class Replica:
@@ -66,7 +71,8 @@ class Replica:
     ``tuning`` (None before the first run) are the same on all ranks after the same run. ``by_bit`` has the unanswered
     entries that were submitted as bits; this rank has no value for the bits in ``_blank_bits``. ``_by_name`` has the
     other unanswered entries. On a rank that has joined, an answered entry may still be in flight when the root answers
-    its name again, so neither table may keep answered entries.
+    its name again, so neither table may keep answered entries. ``signed_in_vain``: how often in a row a call without a
+    name was requested although its description was known; calls that are done set it to 0.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
@@ -78,6 +84,8 @@ class Replica:
         self.by_bit: dict[int, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._blank_bits = 0
+        self._adopted: tuple[int, Entry] | None = None  # the latest call without a name that was submitted as a bit
+        self.signed_in_vain = 0
 
     def submit(self, entries: Sequence[Entry]) -> Ready:
         """Records new entries, and returns the message that reports them to the root."""
@@ -103,9 +111,20 @@ class Replica:
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
     def unanswered(self) -> Ready:
-        """Returns a message that reports all unanswered bits once more."""
+        """Returns a message that reports all unanswered bits once more, but requests a call without a name."""
+        requests: tuple[Request, ...] = ()
+        adopted, self._adopted = self._adopted, None
+        if adopted is not None and self.by_bit.get(adopted[0]) is adopted[1]:
+            bit, entry = adopted
+            del self.by_bit[bit]
+            if type(entry.name) is not Unnamed or self._in_flight.count(entry):
+                self._by_name[entry.name] = entry
+                requests = (entry.request,)
+            self.signed_in_vain += 1
+            if self.signed_in_vain == _MOST_IN_VAIN:
+                self.cache.forget_unnamed()
         bits = set_of(list(self.by_bit))
-        return Ready(self.cache.generation, bits, (), self._blank_bits & bits)
+        return Ready(self.cache.generation, bits, requests, self._blank_bits & bits)
 
     def run_of(self, common: Common) -> Run:
         """Cuts a decision of the page into batches, which are the same on all ranks."""
@@ -118,6 +137,9 @@ class Replica:
     def adopt(self, bit: int, entry: Entry) -> None:
         """Records an entry that was submitted as ``bit`` without `submit`."""
         self.by_bit[bit] = entry
+        if type(entry.name) is Unnamed:
+            self._adopted = bit, entry
+            self._in_flight.number(entry)
 
     def apply(self, decision: Run | Common) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root or of the page. Returns the batches to run, in order, and the failing entries.
@@ -145,7 +167,8 @@ class Replica:
                     mismatches.append(Mismatched(entry, response.error))
                     continue
                 if response.bit >= 0:
-                    self.cache.remember(response.bit, entry.request, response.rows)
+                    request = entry.request
+                    self.cache.remember(response.bit, request if request.cacheable else signed(request), response.rows)
                 entry.is_blank = response.is_blank
                 entries.append(entry)
                 rows.append(response.rows)

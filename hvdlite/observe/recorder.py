@@ -50,7 +50,6 @@ from hvdlite.engine.observer import Observer, State
 from hvdlite.metrics.table import BATCHES
 from hvdlite.negotiation.delays.arrival import NO_ARRIVAL, UNKNOWN, Arrival
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Request
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
@@ -150,7 +149,7 @@ class Recorder:
 
     def _record(self, group: int, work: Work) -> None:
         times = work.sent_at, work.agreed_at, work.moved_at, work.done_at, work.waited_s
-        self._write(group, work.number, work.tensors, work.nbytes, times, work.arrival, work.entries[0].request)
+        self._write(group, work.number, work.tensors, work.nbytes, times, work.arrival, work.entries[0])
 
     def _record_call(
         self,
@@ -163,7 +162,7 @@ class Recorder:
     ) -> None:
         times = begun_at, done_at, done_at, done_at, done_at - begun_at
         nbytes = entries[0].nbytes if len(entries) == 1 else sum([entry.nbytes for entry in entries])
-        self._write(group, number, len(entries), nbytes, times, arrival, entries[0].request)
+        self._write(group, number, len(entries), nbytes, times, arrival, entries[0])
 
     def _write(
         self,
@@ -173,7 +172,7 @@ class Recorder:
         nbytes: int,
         times: tuple[float, float, float, float, float],
         arrival: Arrival | None,
-        first: Request,
+        first: Entry,
     ) -> None:
         memory = self._memory
         if memory is None:  # closed, although this batch had not ended
@@ -191,7 +190,7 @@ class Recorder:
             *times,
             last_rank,
             late_s,
-            first.kind,
+            first.request.kind,
             _encoded(first.name),
             index,
         )

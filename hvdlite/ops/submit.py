@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from hvdlite.engine.batch import arithmetic
 from hvdlite.errors import HorovodInternalError
 from hvdlite.groups.group import Group
+from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.entry import Allocate, Entry, OnDevice, converted
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.kinds import KINDS
@@ -195,6 +197,10 @@ def entry_of(
     asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length, device)
     if known is not None and (request := known.request) == asked:
         nbytes = known.nbytes
+    elif name is None and (known := _known_unnamed(group, asked)) is not None:
+        entry = Entry(known.request, group, address, target, known.nbytes, owner, output, allocate)
+        entry.name = group.unnamed(kind)
+        return entry
     else:
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
@@ -213,6 +219,16 @@ def entry_of(
     if device is not CPU:
         return _on_device(request, group, address, target, nbytes, owner, output, allocate)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
+
+
+def _known_unnamed(group: Group, asked: Any) -> Known | None:
+    """Returns what is known of a tensor without a name. ``asked`` has the fields of its request."""
+    _, kind, dtype, shape, op, prescale, postscale, root, _, splits, _, group_length, device = asked
+    if splits or group_length or device is not CPU:
+        return None
+    with suppress(TypeError):  # a scale in an array has no hash
+        return group.known_unnamed.get((kind, dtype, shape, op, prescale, postscale, root))
+    return None
 
 
 def _choose(plane: DevicePlane, request: Request) -> None:

@@ -269,6 +269,82 @@ def test_calls_meet_tensors_that_others_submit_in_other_ways(count: int) -> None
         assert counts["left"] > 0
 
 
+def _without_names(seed: int) -> Counter[str]:
+    """Ranks make the same calls in the same order, and at first in the same way: only blocking ones."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    together, alone = random.Random(seed), random.Random(seed * size + rank)
+    pending: list[tuple[Any, Any, float]] = []
+
+    def finish() -> None:
+        for handle, tensor, expected in pending:
+            hvd.synchronize(handle)
+            assert tensor.tolist() == [expected] * len(tensor)
+        pending.clear()
+
+    with _Counted() as counts:
+        for step in range(400):
+            length, name = together.choice([1, 3, 200]), together.choice([None, None, None, "named"])
+            kind = together.choice(["allreduce", "broadcast", "reduce"])
+            tensor = np.full(length, step * (rank + 1), np.float32)
+            expected = float(step if kind == "broadcast" else step * sum(range(1, size + 1)))
+            if name is not None:
+                finish()
+            if step < 200 or alone.random() < 0.7:
+                if kind == "allreduce":
+                    result = hvd.allreduce_(tensor, op=hvd.Sum, name=name)
+                elif kind == "broadcast":
+                    result = hvd.broadcast(tensor, 0, name=name)
+                else:
+                    result = hvd.reduce(tensor, 0, op=hvd.Sum, name=name)
+                assert (kind == "reduce" and rank > 0) or result.tolist() == [expected] * length, (step, kind)
+            elif kind == "allreduce":
+                pending.append((hvd.allreduce_async_(tensor, op=hvd.Sum, name=name), tensor, expected))
+            elif kind == "broadcast":
+                pending.append((hvd.broadcast_async_(tensor, 0, name=name), tensor, expected))
+            else:
+                hvd.reduce(tensor, 0, op=hvd.Sum, name=name)
+            if step == 199:
+                counts["alike"] = counts["done"] + counts["left"]
+            if alone.random() < 0.2:
+                finish()
+        finish()
+    hvd.shutdown()
+    return counts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_calls_without_names_are_known_by_what_they_are(count: int) -> None:
+    for seed in range(3):
+        for outcome in process_ranks(count, _without_names, seed):
+            assert outcome.result()["alike"] > 60
+
+
+def _different_calls_without_names() -> list[str]:
+    hvd.init()
+    found = []
+    for turn in range(6):
+        for length in (3, 4):
+            for _ in range(3):
+                assert hvd.allreduce(np.ones(length), op=hvd.Sum).tolist() == [hvd.size()] * length
+        length = 4 if hvd.rank() == turn % hvd.size() else 3
+        with pytest.raises(hvd.Mismatch) as refused:
+            hvd.allreduce(np.ones(length), op=hvd.Sum)
+        found.append(str(refused.value))
+    hvd.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_different_calls_without_names_are_a_mismatch(count: int) -> None:
+    """Also if all ranks know both descriptions, and each waits for its own."""
+    for outcome in process_ranks(count, _different_calls_without_names):
+        for turn, message in enumerate(outcome.result()):
+            assert f"'allreduce.noname.{7 * turn + 6}'" in message
+            assert "[3]" in message
+            assert "[4]" in message
+
+
 def _changing() -> Counter[str]:
     """A name whose tensor changes, a name with less storage than its tensor, a session that begins again, a fork."""
     with _Counted() as counts:

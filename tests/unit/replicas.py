@@ -30,12 +30,14 @@ def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
 class InFlight(dict[str, Entry]):
     """A rank's entries by name."""
 
-    def count(self, entry: Entry) -> bool:
+    def number(self, entry: Entry) -> bool:
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)
         del self[unnamed]
         entry.rename(unnamed.counted(), is_cacheable=False)
         return self.setdefault(entry.name, entry) is entry
+
+    count = number
 
 
 class Leaf:

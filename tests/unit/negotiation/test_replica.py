@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
 from hvdlite.negotiation.replica import Replica
-from hvdlite.negotiation.unnamed import Unnamed
+from hvdlite.negotiation.unnamed import Counters, Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 from tests.unit.replicas import InFlight, request
 
@@ -45,10 +43,11 @@ def test_what_is_remembered_goes_up_as_a_bit_and_what_changed_as_a_request() -> 
 
 def test_what_has_no_name_gets_one_on_its_way_up_unless_that_is_in_flight() -> None:
     rank = Rank()
-    unnamed = [request(Unnamed(partial(str, name)), cacheable=False) for name in ("free", "taken")]
-    assert rank.submit(request("taken"), *unnamed) == Ready(0, 0, (request("taken"), request("free", cacheable=False)))
-    works, _ = rank.replica.apply(Run(0, (Batch(0, (Response("free", "", (), -1),)),)))
-    assert [(work.entries, work.rows, work.number) for work in works] == [([rank.entries["free"]], [()], 1)]
+    counters, free, taken = Counters(), "allreduce.noname.0", "allreduce.noname.1"
+    unnamed = [request(Unnamed((Kind.ALLREDUCE,), counters), cacheable=False) for _ in range(2)]
+    assert rank.submit(request(taken), *unnamed) == Ready(0, 0, (request(taken), request(free, cacheable=False)))
+    works, _ = rank.replica.apply(Run(0, (Batch(0, (Response(free, "", (), -1),)),)))
+    assert [(work.entries, work.rows, work.number) for work in works] == [([rank.entries[free]], [()], 1)]
 
 
 def test_a_batch_has_the_remembered_tensors_by_their_bits_and_then_the_new_ones() -> None:
