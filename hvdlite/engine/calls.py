@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ from hvdlite.tensors.device import CPU
 
 _MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and is told about stalls
 _QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for the last rank, does not matter
+_MOST_INTERRUPTS: Final = 100
 _TELL_S: Final = 0.1  # the decider hears of calls at least as often
 
 
@@ -91,6 +93,7 @@ class Calls:
         self._prepared: dict[str, _Prepared] = {}
         self._current: dict[None, Sequence[Entry[Any]]] = {}  # of the call, whose thread alone may make one
         self._has_begun = False  # its outcome counts
+        self._epoch: Epoch | None = None  # in which its number counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
         self._reports: deque[tuple[int, Arrival, float, Untold]] = deque()
         self._ran = self._steps = 0
@@ -109,7 +112,6 @@ class Calls:
         known = self._known.get(request.name)
         if known is None or known.request is not request:  # that of a chained call is another object
             return False
-        epoch = first.name.epoch if type(first.name) is Unnamed else None  # after `version`: joins close the page
         prepared = self._prepared.get(request.name)
         if (
             prepared is None
@@ -132,7 +134,8 @@ class Calls:
         try:
             if self._current.setdefault(None, entries) is not entries:
                 return False
-            if in_flight.enter_alone(entries):
+            if in_flight.enter_alone(entries):  # so no join is in flight, and a later one would close the page
+                self._epoch = first.name.epoch if type(first.name) is Unnamed else None
                 for entry, place in zip(entries, prepared.places):  # noqa: B905, of equal length
                     _pack_addresses(tensors, place, entry.source, entry.target)
                 page.prepare(version, prepared.tensors_at, count)
@@ -145,7 +148,7 @@ class Calls:
                     resumed += 1
                     outcome = page.resume(outcome)
                 if outcome == native.CALL_DONE:
-                    self._finish(entries, prepared, batches, epoch)
+                    self._finish(entries, prepared, batches)
                     return True
                 if outcome != native.CALL_REFUSED:
                     if outcome != native.CALL_LEFT:
@@ -156,7 +159,10 @@ class Calls:
                 in_flight.withdraw(entries)
             self._release(entries)
         except BaseException:
-            self._after_interrupt(entries, prepared, batches, epoch)
+            for _ in range(_MOST_INTERRUPTS):
+                with suppress(BaseException):  # of another signal handler, which must not leave the call half ended
+                    self._after_interrupt(entries, prepared, batches)
+                    break
             raise
         finally:
             del owners
@@ -231,7 +237,14 @@ class Calls:
             bits=0 if is_often else sum(1 << bit for bit, _ in found),
         )
 
-    def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int, epoch: Epoch | None) -> None:
+    def number(self) -> None:
+        """Numbers the call that this thread has just made, if a signal handler makes the next one without a name."""
+        if (entries := self._current.get(None)) and entries[0].caller == threading.get_ident():
+            unnamed = entries[0].name
+            if type(unnamed) is Unnamed and self._has_begun and self._page.call.outcome == native.CALL_DONE:
+                unnamed.counted(self._epoch)
+
+    def _finish(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
         """Ends a call that is done. Is repeated if a signal handler interrupts it before another call may begin."""
         page, observer = self._page, self._observer
         count, number, begun_at, done_at, first, last, first_at, last_at, late_s = page.report()
@@ -249,7 +262,7 @@ class Calls:
             entry.error = None  # the group may have ended after the call, and failed all that it found in flight
             entry.is_done = True
         if type(unnamed := entries[0].name) is Unnamed:
-            entries[0].name = unnamed.counted(epoch)
+            entries[0].name = unnamed.counted(self._epoch)
             self._replica.signed_in_vain = 0
         self._release(entries)
         if arrival is not None:
@@ -292,15 +305,13 @@ class Calls:
             self._has_begun = False
             self._current.pop(None, None)
 
-    def _after_interrupt(
-        self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int, epoch: Epoch | None
-    ) -> None:
+    def _after_interrupt(self, entries: Sequence[Entry[Any]], prepared: _Prepared, batches: int) -> None:
         if entries[0].was_taken_up:
             pass
         elif self._current.get(None) is entries:
             outcome = self._page.call.outcome if self._has_begun else native.CALL_REFUSED
             if outcome == native.CALL_DONE:
-                self._finish(entries, prepared, batches, epoch)
+                self._finish(entries, prepared, batches)
             elif outcome == native.CALL_REFUSED and not entries[0].was_taken_up:  # by a turn, since it was asked
                 self._in_flight.withdraw(entries)
                 self._release(entries)

@@ -256,7 +256,12 @@ class RootDecider(Decider):
         if now < self._next_stall_check:
             return
         self._next_stall_check = now + interval_s
-        waiting = self._negotiator.waiting(() if self._page is None else self._page.submitted())
+        in_page: Sequence[int] = () if self._page is None else self._page.submitted()
+        if signed := self._negotiator.signed:  # a call without a name has one that is its own once the page is closed
+            if any(bits & signed for bits in in_page):
+                self._negotiator.doubt()
+            in_page = [bits & ~signed for bits in in_page]
+        waiting = self._negotiator.waiting(in_page)
         missing = {rank for wait in waiting.values() for rank in wait.missing}
         self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
         report = self._stall.check(waiting, now)

@@ -197,6 +197,8 @@ class Group:
         Each kind has a counter, and so has each value of ``between``, such as the two ranks of a message. Raises
         ValueError if another live thread owns the counter; see `Callers`.
         """
+        if self._calls is not None:
+            self._calls.number()
         return Unnamed(self.admit(kind, *between), self._counters)
 
     def admit(self, kind: Kind, *between: Any) -> Counter:

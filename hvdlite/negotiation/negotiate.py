@@ -56,10 +56,11 @@ from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run, Tuning
-from hvdlite.negotiation.unnamed import may_be_signed, shown_name, signed
+from hvdlite.negotiation.unnamed import may_be_signed, signed
 from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.tensors.device import CPU
 
-_MOST_SIGNED = 64  # tensors without a name may have any number of shapes, and must leave room for others
+_SIGNED_SHARE = 16  # of the cache: tensors without a name may have any number of shapes, and leave room for others
 
 
 class Negotiator:
@@ -86,6 +87,7 @@ class Negotiator:
         self._stale = 0
         self.signed = 0
         self._sign_below = page_names if size > 1 else cache_capacity
+        self._doubts = False
         self._unnamed: set[str] = set()  # requested names of tensors that may be signed
         self._requested: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
@@ -123,13 +125,14 @@ class Negotiator:
             return False
         if self._must_close or self._is_full or self.tuning.hold_s:
             return True
-        if stale := self._stale | (self.signed if self._unnamed else 0):
+        if stale := self._stale | (self.signed if self._unnamed or self._doubts else 0):
             self._must_close = bool(stale & submitted())
+        self._doubts = False
         return self._must_close
 
     def doubt(self) -> None:
-        """Closes the page, because a call without a name waits, perhaps for other ranks that make another call."""
-        self._must_close = self._must_close or self.is_open
+        """Closes the page if a call without a name still waits, perhaps for ranks that make another call."""
+        self._doubts = True
 
     @property
     def _may_open(self) -> bool:
@@ -255,7 +258,7 @@ class Negotiator:
                 absent = [rank for rank in self._live() if not ready[rank]]
                 present = [rank for rank, is_ready in enumerate(ready) if is_ready]
                 waits[ready] = Wait(self._numbers_of(absent), self._numbers_of(present))
-            missing[shown_name(self._definitions[bit].request)] = waits[ready]
+            missing[self._definitions[bit].request.name] = waits[ready]
         return missing
 
     def _receive_bits(self, rank: int, bits: int, blank_bits: int) -> None:
@@ -363,9 +366,10 @@ class Negotiator:
         if (
             definition.rows
             or not may_be_signed(definition.request)
+            or definition.request.device.kind != CPU.kind
             or known.is_full
             or len(known) >= self._sign_below
-            or self.signed.bit_count() >= _MOST_SIGNED
+            or self.signed.bit_count() >= self._capacity // _SIGNED_SHARE
         ):
             return -1
         request = signed(definition.request)

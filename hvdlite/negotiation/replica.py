@@ -177,6 +177,8 @@ class Replica:
                 works.append(Work(entries, rows, self.batches + self.calls))
         if isinstance(decision, Common) and decision.carried_bits:
             works[0].is_carried = True
+        if self._adopted is not None and self._adopted[0] not in self.by_bit:  # a done handle is not kept
+            self._adopted = None
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:

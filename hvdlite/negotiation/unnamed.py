@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
-from hvdlite.tensors.device import CPU
 
 Counter = tuple[Any, ...]
 """A kind of collective, followed by what else separates the counters: the ranks of a message, or a part of a call."""
@@ -24,14 +23,9 @@ _SIGNED: Final = "hvdlite.noname "  # a user's name does not begin so
 
 
 def may_be_signed(request: Request) -> bool:
-    """True if nothing but its description matters of the tensor of ``request``, a call without a name."""
+    """True if the call without a name that ``request`` describes, or another rank's of its number, may be signed."""
     row = KINDS[request.kind]
-    return (
-        row.has_tensor
-        and row.by_all
-        and not (row.has_peer or request.group_length or request.splits)
-        and request.device.kind == CPU.kind
-    )
+    return row.has_tensor and row.by_all and not (row.has_peer or request.group_length or request.splits)
 
 
 def signed(request: Request) -> Request:
@@ -45,11 +39,6 @@ def signed(request: Request) -> Request:
 def is_signed(request: Request) -> bool:
     """True if `signed` has made ``request``."""
     return request.name.startswith(_SIGNED)
-
-
-def shown_name(request: Request) -> str:
-    """Returns the name of ``request`` for users."""
-    return f"{request.kind}.noname" if is_signed(request) else request.name
 
 
 class Epoch:

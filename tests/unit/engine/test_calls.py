@@ -20,6 +20,7 @@ from hvdlite.errors import HorovodInternalError, ShutDown
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Replica, Work
+from hvdlite.negotiation.unnamed import Counters, Unnamed, signed
 from hvdlite.tensors.buffer import address_of
 from tests.unit.replicas import group, request
 
@@ -414,3 +415,86 @@ def test_an_entry_that_somebody_watches_takes_the_usual_way() -> None:
     assert rank.in_flight.watch(entry, Mock())
     assert not rank.calls.run((entry,))
     assert not rank.in_flight
+
+
+class Unlabelled(Rank):
+    """The same for calls without a name, whose description is known."""
+
+    def __init__(self, meanwhile: Callable[[Rank], int]) -> None:
+        super().__init__(meanwhile)
+        self.counters = Counters()
+        self.request = signed(request("allreduce.noname.0", cacheable=False))
+        self.replica.cache.remember(4, self.request, ())
+
+    def entry(self, of: Request | None = None) -> Entry[Any]:
+        entry = super().entry(of)
+        entry.name = Unnamed((Kind.ALLREDUCE,), self.counters)
+        return entry
+
+
+def test_a_call_without_a_name_has_its_number_when_it_is_done() -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.page.call.outcome = native.CALL_DONE
+        return native.CALL_DONE
+
+    rank = Unlabelled(meanwhile)
+    entries = [rank.entry() for _ in range(2)]
+    for entry in reversed(entries):
+        assert rank.calls.run((entry,))
+    assert [entry.name for entry in entries] == ["allreduce.noname.1", "allreduce.noname.0"]
+    assert not rank.in_flight
+
+
+def test_a_call_without_a_name_has_its_number_before_one_that_a_signal_handler_makes_behind_it() -> None:
+    inner: list[Entry[Any]] = []
+
+    def meanwhile(rank: Rank) -> int:
+        rank.page.call.outcome = native.CALL_DONE
+        rank.calls.number()  # as a group does before it makes a name
+        inner.append(rank.entry())
+        assert not rank.calls.run(inner)
+        rank.in_flight.submit(inner[0])
+        assert rank.replica.submit(rank.in_flight.take_new()).requests[0].name == "allreduce.noname.1"
+        return native.CALL_DONE
+
+    rank = Unlabelled(meanwhile)
+    outer = rank.entry()
+    assert rank.calls.run((outer,))
+    assert outer.name == "allreduce.noname.0"
+
+
+def test_a_turn_that_takes_over_a_call_without_a_name_numbers_it_before_younger_ones_and_tells() -> None:
+    rank = Unlabelled(lambda rank: rank.leave())
+    entry, younger = rank.entry(), rank.entry()
+    assert rank.calls.run((entry,))
+    rank.in_flight.submit(younger)
+    new = rank.in_flight.take_new()
+    assert rank.calls.settle()
+    assert not rank.calls.settle()
+    rank.replica.submit(new)
+    assert [entry.name, younger.name] == ["allreduce.noname.0", "allreduce.noname.1"]
+    assert rank.replica.by_bit == {4: entry}
+
+
+@pytest.mark.parametrize("interrupts", [1, 2, 5])
+def test_a_call_is_ended_whole_although_one_signal_handler_after_the_other_raises(interrupts: int) -> None:
+    def meanwhile(rank: Rank) -> int:
+        rank.page.call.outcome = native.CALL_DONE
+        return native.CALL_DONE
+
+    rank = Unlabelled(meanwhile)
+    entry, report, left = rank.entry(), rank.page.report, interrupts
+
+    def raises() -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise KeyboardInterrupt
+        return report()
+
+    rank.page.report = raises
+    with pytest.raises(KeyboardInterrupt):
+        rank.calls.run((entry,))
+    assert entry.name == "allreduce.noname.0"
+    assert not rank.in_flight
+    assert rank.calls.run((rank.entry(),))

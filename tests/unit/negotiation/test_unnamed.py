@@ -15,7 +15,7 @@ from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Common, Kind, Ready, Request, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
-from hvdlite.negotiation.unnamed import Counters, Unnamed, may_be_signed, shown_name, signed
+from hvdlite.negotiation.unnamed import Counters, Unnamed, may_be_signed, signed
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Max, Sum
 from tests.unit.replicas import request
@@ -123,8 +123,6 @@ def test_a_signed_name_stands_for_one_description() -> None:
     assert len(set(names)) == len(names)
     assert all(map(may_be_signed, (ONE, *OTHERS)))
     assert signed(ONE) == signed(ONE._replace(name="allreduce.noname.7"))
-    assert shown_name(signed(ONE)) == "allreduce.noname"
-    assert shown_name(ONE) == ONE.name
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,6 @@ def test_a_signed_name_stands_for_one_description() -> None:
         {"kind": Kind.SEND, "peer": 1},
         {"group_length": 2},
         {"kind": Kind.ALLTOALL, "splits": (1, 2)},
-        {"device": Device("cuda", 0)},
     ],
     ids=str,
 )
@@ -245,7 +242,20 @@ def test_the_page_is_closed_for_ranks_that_make_different_calls() -> None:
     pair = _Pair()
     pair.learn(ONE)
     pair.root.doubt()
-    assert pair.root.must_close(lambda: 0)
+    assert not pair.root.must_close(lambda: 0)  # it has run
+    pair.root.doubt()
+    assert pair.root.must_close(lambda: 1)
+
+
+def test_a_tensor_on_a_device_is_not_signed_but_may_be_what_another_rank_submits_by_its_bit() -> None:
+    pair = _Pair()
+    pair.learn(ONE)
+    gpu = ONE._replace(name="allreduce.noname.1", device=Device("cuda", 0))
+    pair.root.receive(0, Ready(0, 0, (gpu,)))
+    assert pair.root.has_stale
+    pair.root.receive(1, Ready(0, 0, (gpu,)))
+    assert pair.root.cut().batches[0].responses[0].bit == -1
+    assert not pair.root.has_stale
 
 
 def test_messages_between_two_ranks_and_joins_close_no_page() -> None:
