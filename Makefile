@@ -137,13 +137,13 @@ soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(find native hvdlite tests -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run -Werror $$(find native hvdlite tests benchmarks -name '*.h' -o -name '*.cc')
 	@rm -rf $(TYPED) && mkdir -p $(TYPED) && ln -s $(addprefix ../../../,$(wildcard hvdlite/*) launcher) $(TYPED)
 	$(BIN)/mypy
 
 format: $(VENV)/.for-development ## format all sources in place
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find native hvdlite tests -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format -i $$(find native hvdlite tests benchmarks -name '*.h' -o -name '*.cc')
 
 docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page
@@ -172,9 +172,9 @@ bench: $(VENV)/.for-demo native ## measure collectives with NP ranks
 
 bench-table: $(VENV)/.for-demo native ## measure, and write the table of docs/performance.md
 	@mkdir -p build
-	$(IN_VENV) hvdrun -np 2 python -m benchmarks --compare gloo,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
+	$(IN_VENV) hvdrun -np 2 python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
 	for ranks in 4 8; do \
-		$(IN_VENV) hvdrun -np $$ranks python -m benchmarks --compare gloo,mpi --registered --sizes 1K,64K,1M,16M --json build/sizes-$$ranks.json || exit; \
+		$(IN_VENV) hvdrun -np $$ranks python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 1K,64K,1M,16M --json build/sizes-$$ranks.json || exit; \
 	done
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo --many 1000 1K --json build/many.json
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --train --json build/train.json

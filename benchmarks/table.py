@@ -24,6 +24,7 @@ _COLUMNS: Final = {
     "hvdlite": "hvdlite",
     "registered": "hvdlite, `shared_empty`",
     "gloo": "Gloo",
+    "oneccl": "oneCCL",
     "impi": "Intel MPI",
     "openmpi": "Open MPI",
     "mpich": "MPICH",

@@ -33,21 +33,30 @@ def folder_of(library: Library) -> Path:
 def bin_folder(library: Library) -> Path:
     """The folder with mpiexec and python of ``library``, which is installed if necessary. Raises Unavailable."""
     folder = folder_of(library)
-    requirements = [library.requirement, "mpi4py>=4", "numpy"]
+    requirements = [library.requirement, *library.needs, "mpi4py>=4", "numpy"]
     stamp, wanted = folder / "installed", "\n".join(requirements)
+    if library.shim is not None:
+        wanted += "\n" + library.shim.read_text()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not stamp.exists() or stamp.read_text() != wanted:
                 stamp.unlink(missing_ok=True)
-                _install(folder / "venv", requirements)
+                _install(folder / "venv", requirements, alone=library.requirement if library.needs else "")
+                if library.shim is not None:
+                    _compile(library.shim, folder / "venv")
                 stamp.write_text(wanted)
     except BlockingIOError:
         raise Unavailable(f"another benchmark is installing {library.requirement}; try again when it is done") from None
     except OSError as error:
         raise Unavailable(f"its virtual environment cannot be made: {error}") from None
     return folder / "venv" / "bin"
+
+
+def shim_of(venv: Path) -> Path:
+    """Where the compiled shim of a library is."""
+    return venv / "shim.so"
 
 
 def environ() -> dict[str, str]:
@@ -75,8 +84,18 @@ def run(command: Sequence[str | Path], timeout_s: float) -> str:
     return ended.stdout
 
 
-def _install(venv: Path, requirements: Sequence[str]) -> None:
+def _install(venv: Path, requirements: Sequence[str], alone: str = "") -> None:
+    """Makes the environment. What ``alone`` requires is not installed with it."""
     print(f"benchmarks: installing {', '.join(requirements)} in {venv}", file=sys.stderr, flush=True)
     run([sys.executable, "-m", "venv", "--clear", venv], _INSTALL_S)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
-    run([*pip, *requirements], _INSTALL_S)
+    run([*pip, *(each for each in requirements if each != alone)], _INSTALL_S)
+    if alone:
+        run([*pip, "--no-deps", alone], _INSTALL_S)
+
+
+def _compile(shim: Path, venv: Path) -> None:
+    include, lib = venv / "include", venv / "lib"
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{include}", f"-L{lib}", f"-Wl,-rpath,{lib}"]
+    libraries = [str(lib / "ccl" / "cpu" / "lib" / "libccl.a"), "-l:libhwloc.so.15", "-ldl", "-pthread"]
+    run([*command, shim, "-o", shim_of(venv), *libraries], _INSTALL_S)

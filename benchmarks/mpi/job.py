@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 import hvdlite as hvd
-from benchmarks.mpi.environment import Unavailable, bin_folder, environ, run
+from benchmarks.mpi.environment import Unavailable, bin_folder, environ, run, shim_of
 from benchmarks.mpi.libraries import Library
 from hvdlite.bench.measuring.timing import Clock, Times
 from hvdlite.bench.sweep import Work
@@ -39,7 +39,7 @@ sys.modules["hvdlite"] = types.ModuleType("hvdlite")
 sys.modules["hvdlite"].__path__ = [sys.argv[1]]
 sys.path.append(sys.argv[2])
 from benchmarks.mpi.worker import main
-main(sys.argv[3])
+main(*sys.argv[3:])
 """
 _VERSION: Final = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.Get_library_version())"
 
@@ -116,7 +116,7 @@ def open_mpi(library: Library) -> Iterator[MpiJob]:
         listener.settimeout(_START_S)
         hvd.barrier()
         if hvd.rank() == 0:
-            command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, *_FOLDERS, plan["folder"]]
+            command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, *_FOLDERS, plan["folder"], plan["shim"]]
             started = subprocess.Popen(
                 command, env={**environ(), **library.environ}, stdin=subprocess.DEVNULL, stdout=sys.stderr
             )
@@ -136,7 +136,10 @@ def _prepare(library: Library, stack: ExitStack) -> dict[str, str]:
     folder = bin_folder(library)
     version = run([*_mpiexec(library, folder), "-c", _VERSION], _START_S).splitlines()[0].split(",")[0].strip(" \0")
     sockets = stack.enter_context(TemporaryDirectory(prefix="hvdlite-bench-"))
-    return {"bin": str(folder), "version": version, "folder": sockets}
+    plan = {"bin": str(folder), "version": version, "folder": sockets, "shim": ""}
+    if library.shim is not None:
+        plan |= {"shim": str(shim_of(folder.parent)), "version": f"{library.requirement} over {version}"}
+    return plan
 
 
 def _mpiexec(library: Library, folder: Path) -> list[str | Path]:

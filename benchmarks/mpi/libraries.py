@@ -1,9 +1,10 @@
-"""The MPI libraries that hvdlite can be compared with."""
+"""The MPI libraries that hvdlite can be compared with, and oneCCL, which runs over one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 DTYPES: Final = frozenset({"uint8", "int8", "int16", "int32", "int64", "float32", "float64"})
@@ -22,6 +23,10 @@ class Library:
     """Further options for more ranks than cores."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Settings with which it is fastest on one host."""
+    needs: tuple[str, ...] = ()
+    """What it needs here of its own requirements, as arguments for pip; if empty, all of them are installed."""
+    shim: Path | None = None
+    """C++ to compile, for a library that mpi4py does not call."""
 
 
 # Collectives of MPICH through memory that the ranks share, in place of messages between pairs.
@@ -35,5 +40,12 @@ LIBRARIES: Final = {
         Library("impi", "impi-rt"),
         Library("openmpi", "openmpi>=5,<6", ("--allow-run-as-root",), ("--oversubscribe",)),
         Library("mpich", "mpich>=4,<6", environ=_RELEASE_GATHER),
+        Library(
+            "oneccl",
+            "oneccl-devel==2021.15.2",  # later ones have no CPU library that starts without a GPU
+            environ={"CCL_LOG_LEVEL": "error"},
+            needs=("impi-rt", "intel-cmplr-lib-rt", "tcmlib"),
+            shim=Path(__file__).with_name("oneccl.cc"),
+        ),
     )
 }

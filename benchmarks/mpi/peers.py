@@ -11,7 +11,8 @@ from benchmarks.mpi.job import open_mpi
 from benchmarks.mpi.libraries import LIBRARIES
 from hvdlite.bench.sweep import Entrant
 
-WORDS: Final = {label: [label] for label in LIBRARIES} | {"mpi": list(LIBRARIES)}
+_MPI: Final = [label for label, library in LIBRARIES.items() if library.shim is None]
+WORDS: Final = {label: [label] for label in LIBRARIES} | {"mpi": _MPI}
 """The labels that a word of ``--compare`` stands for."""
 
 

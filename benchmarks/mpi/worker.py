@@ -8,24 +8,27 @@ library, where hvdlite is not installed, and imports only modules of it that nee
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hvdlite.bench.measuring.pattern import fill, is_first, is_gathered, is_sum, nanoseconds
 
 np: Any = importlib.import_module("numpy")
+TYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # in the order of oneccl.cc
 IS_RIGHT = {"allreduce": is_sum, "allgather": is_gathered, "broadcast": is_first}
 
 
 class Work:
-    """One collective on its own tensors, written as MPI's users would."""
+    """One collective on its own tensors, written as MPI's users would, or made by a ``shim``."""
 
-    def __init__(self, mpi: Any, op: str, dtype: str, elements: int) -> None:
+    def __init__(self, mpi: Any, shim: Any, op: str, dtype: str, elements: int) -> None:
         self._comm, self._is_right = mpi.COMM_WORLD, IS_RIGHT[op]
         self._tensor = tensor = np.zeros(elements, dtype)
         self._result = np.zeros(elements * self._comm.size, dtype) if op == "allgather" else tensor
@@ -34,7 +37,13 @@ class Work:
             "allgather": lambda: self._comm.Allgather(tensor, self._result),
             "broadcast": lambda: self._comm.Bcast(tensor),
         }
-        self._run = runs[op]
+        self._run = runs[op] if shim is None else self._with(shim, op)
+
+    def _with(self, shim: Any, op: str) -> Callable[[], None]:
+        tensor, result = self._tensor, self._result
+        addresses = [tensor.ctypes.data, result.ctypes.data] if op == "allgather" else [tensor.ctypes.data]
+        arguments = [*map(ctypes.c_void_p, addresses), ctypes.c_size_t(tensor.size), TYPES.index(tensor.dtype.name)]
+        return partial(getattr(shim, op), *arguments)
 
     def is_right(self) -> bool:
         """True if this rank's result is correct on fresh data."""
@@ -48,14 +57,14 @@ class Work:
         return nanoseconds(self._run, length, warmup)
 
 
-def serve(mpi: Any, connection: socket.socket) -> None:
+def serve(mpi: Any, shim: Any, connection: socket.socket) -> None:
     """Answers requests until the connection ends."""
     asked: tuple[Any, ...] = ()
     with connection, connection.makefile("rb") as requests:
         for line in requests:
             request = json.loads(line)
             if asked != (asked := (request["op"], request["dtype"], request["elements"])):
-                work = Work(mpi, *asked)
+                work = Work(mpi, shim, *asked)
             if "check" in request:
                 reply: dict[str, Any] = {"is_right": work.is_right()}
             elif "length" in request:
@@ -65,10 +74,23 @@ def serve(mpi: Any, connection: socket.socket) -> None:
             connection.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def main(folder: str) -> None:
-    """Connects to the socket in ``folder`` that is named after this MPI rank, and serves."""
+def opened(path: str, comm: Any) -> Any:
+    """Opens the shim at ``path`` on all ranks."""
+    shim = ctypes.CDLL(path)
+    address = ctypes.create_string_buffer(1024)
+    if comm.rank == 0:
+        shim.meet(address)
+    shim.join(comm.bcast(address.raw), comm.size, comm.rank)
+    return shim
+
+
+def main(folder: str, path: str = "") -> None:
+    """Connects to the socket in ``folder`` that is named after this MPI rank, and serves, with the shim at ``path``."""
     mpi: Any = importlib.import_module("mpi4py.MPI")
+    shim = opened(path, mpi.COMM_WORLD) if path else None
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"{folder}/{mpi.COMM_WORLD.rank}")
     with suppress(ConnectionError):  # the benchmark was killed
-        serve(mpi, connection)
+        serve(mpi, shim, connection)
+    if shim is not None:
+        shim.leave()

@@ -153,7 +153,10 @@ def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
     [
         (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
         (["--compare", "mpi", "--many", "2", "1K"], "No such option"),
-        (["--compare", "gloo,ucc"], "cannot compare with 'ucc'; choose from gloo, nccl, impi, openmpi, mpich, mpi."),
+        (
+            ["--compare", "gloo,ucc"],
+            "cannot compare with 'ucc'; choose from gloo, nccl, impi, openmpi, mpich, oneccl, mpi.",
+        ),
     ],
 )
 def test_what_mpi_cannot_do_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +168,8 @@ def test_what_mpi_cannot_do_is_refused(arguments: list[str], said: str, capsys: 
     ("label", "name", "op"),
     [
         ("impi", "Intel(R) MPI", "allreduce"),
+        ("oneccl", "oneccl-devel==2021.15.2 over Intel(R) MPI", "allgather"),
+        ("oneccl", "oneccl-devel==2021.15.2 over Intel(R) MPI", "broadcast"),
         ("openmpi", "Open MPI v5", "allgather"),
         ("openmpi", "Open MPI v5", "broadcast"),
     ],
