@@ -18,6 +18,27 @@ uint64_t room_of(const Carried& carried) noexcept {
   return bytes;
 }
 
+// Copies what other ranks will read. More than a few lines go past this core's cache: another core may take several
+// times as long to read a line from there as from memory.
+void copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes) noexcept {
+  constexpr uint64_t kStreamed = 4 << 10;
+  if (bytes >= kStreamed) {
+    hvd_stream_copy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+// True if each part of the input keeps its values until it has been reduced, so that this rank need not read its slot,
+// which is not in its cache.
+bool is_input_kept(const hvd_carried& tensor) noexcept {
+  const hvd_recipe& recipe = *tensor.recipe;
+  if (recipe.count != 1 || tensor.bytes != recipe.bytes) return false;
+  const uint8_t *in = static_cast<const uint8_t*>(tensor.in), *out = static_cast<const uint8_t*>(tensor.out);
+  const hvd_piece& piece = recipe.pieces[0];
+  return out == in + piece.offset || out + piece.bytes <= in || in + tensor.bytes <= out;
+}
+
 }  // namespace
 
 bool Carrier::can_carry(const Carried& carried) const noexcept {
@@ -38,7 +59,7 @@ void Carrier::put(const Carried& carried, uint64_t part) noexcept {
     const uint64_t from = std::max(begin, first), to = std::min(begin + tensor.bytes, last);
     if (from < to) {
       const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
-      std::memcpy(page_.slot(own_, number_ + part - part_) + (from - first), in + (from - begin), to - from);
+      copy_out(page_.slot(own_, number_ + part - part_) + (from - first), in + (from - begin), to - from);
     }
     begin += room_of(tensor);
   }
@@ -140,6 +161,7 @@ hvd_status Carrier::read(const hvd_carried& tensor, int64_t begin) noexcept {
       if (recipe.reduction != nullptr) {
         for (int32_t rank = 0; rank < size; ++rank)
           inputs_[static_cast<size_t>(rank)] = page_.slot(rank, number_) + (from - first);
+        if (is_input_kept(tensor)) inputs_[static_cast<size_t>(own_)] = static_cast<const uint8_t*>(tensor.in) + from;
         const uint64_t items = static_cast<uint64_t>(bytes) / item_bytes(recipe.reduction->dtype);
         reduce(to, inputs_.data(), size, items, *recipe.reduction);
       } else {
