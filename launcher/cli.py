@@ -43,9 +43,8 @@ from .screen.texts import describe_settings
 from .timeline.command import timeline
 from .top.command import top
 from .top.stacks import stacks
-from .where.hostlists import hosts_of
 from .where.hosts import Host
-from .where.slurm import allocation_of
+from .where.scheduled import scheduled_hosts
 
 _OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
 _LIKE_COMMANDS: Final = (
@@ -149,10 +148,9 @@ def _allocated(job: JobOptions) -> tuple[Host, ...]:
     """The hosts that a scheduler or operator has given to the job that hvdrun was started in, or none."""
     if _is_alone():
         return ()
-    if allocation := allocation_of(os.environ):
-        size = job.size if isinstance(job.size, int) else None
-        return allocation.hosts(size, by_gpus=job.size == "auto" or job.gpus_per_rank is not None)
-    return hosts_of(os.environ)
+    size = job.size if isinstance(job.size, int) else None
+    found = scheduled_hosts(os.environ, size, by_gpus=job.size == "auto" or job.gpus_per_rank is not None)
+    return found.hosts if found else ()
 
 
 def _as_node(

@@ -1,7 +1,7 @@
 """Runs one agreed batch on a data plane: entries become spans, and one native call takes all spans.
 
-Four collectives of the plane run all kinds of collectives. A broadcast runs as an all-gather, a reduce as a
-reduce-scatter, and a gather, a scatter or a send as an all-to-all.
+Four collectives of the plane run every kind that moves bytes: a broadcast runs as an all-gather, a reduce as a
+reduce-scatter, and a gather, a scatter or a send as an all-to-all. Adasum consists of several.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ def recipe_of(request: Request, rows: Rows, size: int, own: int) -> Recipe | Non
             received = received_by(moved, own)
             before = [sum(moved[rank * size : rank * size + own]) for rank in range(size)]
             pieces = [(rank, before[rank] * row_bytes, count * row_bytes) for rank, count in enumerate(received)]
-        case _:
+        case Kind.BARRIER:
             pieces = []
+        case _:
+            return None
     array = (native.Piece * len(pieces))(*(native.Piece(*piece) for piece in pieces))
     nbytes = [kind.has_tensor * kind.extents.of_rank(request, rows, rank).nbytes for rank in range(size)]
     found = native.Recipe(None, array, len(pieces), max(nbytes))

@@ -28,10 +28,10 @@ class Host(NamedTuple):
 class Membership:
     """One rank's place in a group.
 
-    ``rank`` is its number in the group. ``ranks`` are the members' numbers in the job, and ``hosts`` where they run.
-    ``epoch`` counts the worlds of a job: the rendezvous gives it out, so it is the same on all ranks. ``key`` is 32
-    bytes that no other group has. All other keys, and the number in this group's frames, are derived from it
-    and the epoch.
+    ``rank`` is its number in the group. ``ranks`` are the members' numbers in the job, or from 0 without a job, and
+    ``hosts`` where they run. ``epoch`` counts the worlds of a job, from 0. It is the same on all ranks, since the
+    rendezvous gives it out. ``key`` is 32 bytes that no other group has. All other keys, and the number in this group's
+    frames, are derived from it and the epoch.
     """
 
     rank: int

@@ -1,9 +1,12 @@
 """The table of quantities: one row for each number that hvdlite keeps about a rank while it runs.
 
 To add a quantity, add a row at the end of the rows of a rank, and return its value in the function that the row's
-`Reader` names. The rank writes its quantities to its black box once a second and at its end, and its agent reads them
-there. The growth of counters explains slow ranks, and ``hvdrun top --json`` shows the values. Agents import this
-module, so it needs the standard library only.
+`Reader` names. What happens to batches is counted in `Observer.done` and `Observer.called`, or by the coordinator,
+which has the observer. Counters of data planes are not here, but in `Group.statistics`.
+
+The rank writes its quantities to its black box once a second and at its end, and its agent reads them there. The growth
+of counters explains slow ranks, and ``hvdrun top --json`` shows what a rank counts. Agents import this module, so it
+needs the standard library only.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _ALIKE = rows.Alike()
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Row:
     """One row.
 
     - ``runs_as``: the collective of a data plane that runs it.
@@ -77,63 +77,63 @@ class Collective:
 
 
 KINDS: Final = (  # in the order of their numbers on the wire
-    Collective(
+    Row(
         kind=Kind.ALLREDUCE,
         runs_as=Kind.ALLREDUCE,
         alike=_REDUCTION,
         zeros_for_joined=True,
         takes_adasum=True,
     ),
-    Collective(
+    Row(
         kind=Kind.ALLGATHER,
         runs_as=Kind.ALLGATHER,
         alike=_BUT_ROWS,
         extents=rows.Given(),
     ),
-    Collective(
+    Row(
         kind=Kind.BROADCAST,
         runs_as=Kind.ALLGATHER,
         alike=(_SHAPE, _ROOT),
         moves=rows.all_of_root,
     ),
-    Collective(
+    Row(
         kind=Kind.BARRIER,
         runs_as=Kind.BARRIER,
     ),
-    Collective(
+    Row(
         kind=Kind.REDUCESCATTER,
         runs_as=Kind.REDUCESCATTER,
         alike=_REDUCTION,
         extents=rows.AlikeInRows(),
         moves=rows.evenly,
     ),
-    Collective(
+    Row(
         kind=Kind.ALLTOALL,
         runs_as=Kind.ALLTOALL,
         alike=_BUT_ROWS,
         extents=rows.Split(),
     ),
-    Collective(
+    Row(
         kind=Kind.REDUCE,
         runs_as=Kind.REDUCESCATTER,
         alike=(*_REDUCTION, _ROOT),
         moves=rows.all_of_root,
     ),
-    Collective(
+    Row(
         kind=Kind.GATHER,
         runs_as=Kind.ALLTOALL,
         alike=(*_BUT_ROWS, _ROOT),
         extents=rows.Given(),
         moves=rows.to_root,
     ),
-    Collective(
+    Row(
         kind=Kind.SCATTER,
         runs_as=Kind.ALLTOALL,
         alike=(*_BUT_ROWS, _ROOT),
         extents=rows.SplitByRoot(),
         moves=rows.from_root,
     ),
-    Collective(
+    Row(
         kind=Kind.SEND,
         runs_as=Kind.ALLTOALL,
         alike=(_SHAPE, Check("sender", _ROOT.value_of)),
@@ -141,7 +141,7 @@ KINDS: Final = (  # in the order of their numbers on the wire
         by_all=False,
         has_peer=True,
     ),
-    Collective(
+    Row(
         kind=Kind.JOIN,
         runs_as=Kind.JOIN,
         by_all=False,

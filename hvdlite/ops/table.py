@@ -26,8 +26,9 @@ class Result(Enum):
 class Collective(NamedTuple):
     """One row of the table.
 
-    ``name`` is the name of the blocking form. With ``is_in_place``, there are also forms that write into their tensors.
-    With ``is_public``, front ends whose tensors are written in memory export the forms.
+    ``name`` is the name of the blocking form. With ``is_in_place``, there are also forms that write into their tensors,
+    and the draft takes ``is_in_place`` after the group. With ``is_public``, front ends whose tensors are written in
+    memory export the forms.
     """
 
     name: str

@@ -29,7 +29,7 @@ NAMES: Final[Mapping[int, str]] = {  # by the number of the kind
     7: "gather",
     8: "scatter",
 }
-"""What there is no name for, which is messages of two ranks and the last call of a rank, is left out."""
+"""A kind without a name there, such as a message between two ranks, is left out."""
 _OF_ONE_SIZE: Final = ("all_reduce", "broadcast", "reduce")
 
 Entry = dict[str, Any]

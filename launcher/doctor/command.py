@@ -11,9 +11,8 @@ from ..agents.agents import Agents
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options
 from ..options.nodes import NodeOptions, node_options
-from ..where.hostlists import hosts_of
 from ..where.hosts import Host
-from ..where.slurm import allocation_of
+from ..where.scheduled import scheduled_hosts
 
 
 @click.command(
@@ -54,8 +53,8 @@ def doctor(
 
     hosts = where.listed()
     if not hosts:
-        allocation = allocation_of(os.environ)
-        hosts = (allocation.hosts() if allocation else hosts_of(os.environ)) or (Host("localhost"),)
+        found = scheduled_hosts(os.environ)
+        hosts = found.hosts if found else (Host("localhost"),)
     with Agents(where.ssh, _ignore_line) as agents:
         agents.try_to_connect(hosts)
         survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})

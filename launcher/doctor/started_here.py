@@ -14,9 +14,8 @@ from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
 from ..options.nodes import NodeOptions
 from ..stream.fields import shown
-from ..where.hostlists import hosts_of, list_of
 from ..where.hosts import Host
-from ..where.slurm import allocation_of
+from ..where.scheduled import scheduled_hosts
 from .findings import Finding, Weight
 
 NO_OPTIONS: Final = NodeOptions(None, None, None, None)
@@ -39,12 +38,8 @@ def hvdrun_here(environ: Environ, node: NodeOptions = NO_OPTIONS) -> tuple[str, 
         if text := doubt(environ):
             matter, _, advice = text.rpartition("; ")
             findings.append(Finding(Weight.WARNING, (), printable(matter), advice))
-        if allocation := allocation_of(environ):
-            hosts = _listed(allocation.hosts())
-            return f"start ranks on {hosts}, through srun, as job {allocation.job} of Slurm says", findings
-        if found := list_of(environ):
-            hosts = _listed(hosts_of(environ))
-            return f"start ranks on {hosts}, over ssh, as {found.name} says ({found.variable})", findings
+        if found := scheduled_hosts(environ):
+            return f"start ranks on {_listed(found.hosts)}, {found.why}", findings
         if COMPLETION_INDEX in environ and not findings:
             return f"{_HERE}, unless it is given --nnodes and --master", [_of_pod(environ)]
     except (ValueError, BadHostSpec, click.UsageError) as error:

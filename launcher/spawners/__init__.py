@@ -1,4 +1,4 @@
-"""Ways to start the agent of a host, one file and one row of the table each.
+"""Ways to start the agent of a host, one file and one row of `_SPAWNERS` each, of which the first that serves counts.
 
 A spawner turns a host into a command whose stdin and stdout are the agent's, and explains why one failed.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..where.hosts import Host, is_local
+from ..where.slurm import SLURM
 from . import srun, ssh
 from .boot import boot_here
 from .ssh import SshOptions
@@ -42,7 +43,7 @@ _LOCAL: Final = Spawner(  # a child of hvdrun
     is_remote=False,
 )
 _SRUN: Final = Spawner(
-    lambda host: bool(host.slurm_job),
+    lambda host: host.scheduler == SLURM,
     srun.agent_command,
     srun.explain,
     is_remote=True,
@@ -50,7 +51,7 @@ _SRUN: Final = Spawner(
     noise=srun.NOISE,
 )
 _SPAWNERS: Final = (
-    replace(_SRUN, serves=lambda host: bool(host.slurm_job) and is_local(host.name), is_remote=False),
+    replace(_SRUN, serves=lambda host: host.scheduler == SLURM and is_local(host.name), is_remote=False),
     _SRUN,
     _LOCAL,
     Spawner(lambda host: True, ssh.agent_command, ssh.explain, is_remote=True),

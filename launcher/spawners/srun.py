@@ -45,8 +45,8 @@ _ADVICE: Final = (
 def agent_command(host: Host, options: SshOptions) -> list[str]:
     """The srun command whose stdin and stdout are those of an agent on ``host``."""
     unset = [word for name in not_of_the_job(os.environ) for word in ("-u", name)]
-    command = [*(["env", *unset] if unset else []), "srun", f"--jobid={host.slurm_job}", f"--nodelist={host.name}"]
-    gpus = [f"--gpus={host.slurm_gpus}"] if host.slurm_gpus else []
+    command = [*(["env", *unset] if unset else []), "srun", f"--jobid={host.job}", f"--nodelist={host.name}"]
+    gpus = [f"--gpus={host.gpus}"] if host.gpus else []
     return [*command, *_OPTIONS, *gpus, "sh", "-c", line_elsewhere(options.python, SCHEDULED)]
 
 

@@ -20,10 +20,11 @@ COLUMNS: Final = (
     "memory",
     "last collective",
 )
-TEXT_COLUMNS: Final = (1, 10)
+TEXT_COLUMNS: Final = (COLUMNS.index("host"), COLUMNS.index("last collective"))
 """Those whose cells begin in one column; the others end in one."""
 
-_DISPENSABLE: Final = (9, 7, 6, 8, 1, 4)  # columns, the least important first
+_DISPENSABLE: Final = tuple(map(COLUMNS.index, ("memory", "queue", "bytes/s", "CPU", "host", "for others")))
+"""Columns, the least important first."""
 _LAST_WIDTH: Final = 24  # that the last column should have at least
 
 _UNKNOWN: Final = "-"

@@ -35,16 +35,17 @@ _WRITE_LINE: Final = "write name, 'name slots=4' or name:4 on each line"
 class Host:
     """A host and how many ranks it takes; ``slots`` is None and ``user`` empty if not given.
 
-    The name of an IPv6 address has its brackets. ``slurm_job`` is the job of Slurm that the host is a node of, through
-    which it is reached; empty for any other host. ``slurm_gpus`` is how many GPUs of that node an agent has to ask for;
-    0 if it gets them anyway.
+    The name of an IPv6 address has its brackets. ``scheduler`` is the name of the one that starts processes there, in
+    its ``job``; empty for a host that is reached by ssh. ``gpus`` is how many GPUs of the host an agent has to ask the
+    scheduler for; 0 if it gets them anyway.
     """
 
     name: str
     slots: int | None = None
     user: str = ""
-    slurm_job: str = ""
-    slurm_gpus: int = 0
+    scheduler: str = ""
+    job: str = ""
+    gpus: int = 0
 
     @property
     def address(self) -> str:

@@ -27,6 +27,7 @@ from hvdlite.launched_by.variables import number
 
 from .hosts import Host, parse_hosts
 
+SLURM: Final = "Slurm"
 _NAMES: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _ELSEWHERE: Final = "name hosts yourself with -H"
 _GPUS_NOT_BY_NODE: Final = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK")
@@ -69,7 +70,7 @@ class Allocation:
         if self.is_here:
             return (Host("localhost", slots[0]),)
         return tuple(
-            Host(name, count, slurm_job=self.job, slurm_gpus=self.gpus.get(name, 0))
+            Host(name, count, scheduler=SLURM, job=self.job, gpus=self.gpus.get(name, 0))
             for name, count in zip(self.nodes, slots, strict=True)
         )
 

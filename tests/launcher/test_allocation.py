@@ -113,7 +113,7 @@ def shown_by_scontrol(folder: Path, **variables: str) -> tuple[dict[str, int], s
     job = BATCH | {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "2(x4)"}
     allocation = allocation_of({**job, "PATH": f"{folder}:{FAKES}:/usr/bin:/bin", **variables})
     assert allocation is not None
-    return {host.name: host.slurm_gpus for host in allocation.hosts()}, (folder / "asked").read_text()
+    return {host.name: host.gpus for host in allocation.hosts()}, (folder / "asked").read_text()
 
 
 def test_agents_ask_for_the_gpus_of_their_node_if_the_job_did_not_by_node(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_agents_ask_for_the_gpus_of_their_node_if_the_job_did_not_by_node(tmp_pa
     assert shown_by_scontrol(tmp_path, SLURM_GPUS="5", **array) == (counts, "show job --details 70_3\n")
     assert shown_by_scontrol(tmp_path, SLURM_GPUS_PER_NODE="1") == (dict.fromkeys(counts, 0), "")
     for gpus, option in ((3, ["--gpus=3"]), (0, [])):
-        (command,) = ways_to([Host("n7", 2, slurm_job="71", slurm_gpus=gpus)], {"n7"}, SshOptions())
+        (command,) = ways_to([Host("n7", 2, scheduler="Slurm", job="71", gpus=gpus)], {"n7"}, SshOptions())
         assert [word for word in command if "gpus" in word] == option
 
 
 def test_without_an_answer_of_scontrol_agents_ask_for_no_gpus() -> None:
     allocation = allocation_of({**BATCH, "SLURM_GPUS": "4"})
     assert allocation is not None
-    assert {host.slurm_gpus for host in allocation.hosts()} == {0}
+    assert {host.gpus for host in allocation.hosts()} == {0}
 
 
 def test_there_is_no_allocation_outside_of_a_job() -> None:
@@ -235,7 +235,7 @@ def test_the_command_of_srun_has_no_variable_that_srun_would_take_for_an_option(
     for name in ("SLURM_NTASKS", "SLURM_MEM_PER_CPU", "SLURM_LABELIO", "SRUN_CPUS_PER_TASK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
-    (command,) = ways_to([Host("n7", 2, slurm_job="71")], {"n7"}, SshOptions())
+    (command,) = ways_to([Host("n7", 2, scheduler="Slurm", job="71")], {"n7"}, SshOptions())
     unset = {command[i + 1] for i, word in enumerate(command) if word == "-u"}
     assert unset >= {"SLURM_NTASKS", "SLURM_MEM_PER_CPU", "SLURM_LABELIO", "SRUN_CPUS_PER_TASK"}
     assert "SLURM_JOB_NAME" not in unset

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hvdlite.negotiation.agree import disagreement, is_well_formed
-from hvdlite.negotiation.kinds import KINDS, Collective
+from hvdlite.negotiation.kinds import KINDS, Row
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.rows import received_by
 from hvdlite.tensors.dtypes import Average
@@ -24,7 +24,7 @@ def test_each_kind_has_its_row_at_its_number() -> None:
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: str(row.kind))
-def test_what_a_kind_runs_as_runs_as_itself(row: Collective) -> None:
+def test_what_a_kind_runs_as_runs_as_itself(row: Row) -> None:
     assert KINDS[row.runs_as].runs_as is row.runs_as
     assert KINDS[row.runs_as].reduces == row.reduces
 
