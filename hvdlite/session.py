@@ -100,6 +100,14 @@ class Session:
         """The placement of this rank."""
         return self.placements[self.membership.rank]
 
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """As `Switch.start`, for the main thread too."""
+        do_apart(lambda _: self.timeline.start(path, mark_cycles), "start_timeline()")
+
+    def stop_timeline(self) -> None:
+        """As `Switch.stop`, for the main thread too."""
+        do_apart(lambda _: self.timeline.stop(), "stop_timeline()")
+
     def close(self) -> None:
         """Leaves the job and ends the threads, within little more than ``shutdown_timeout``.
 
@@ -179,6 +187,7 @@ def init(
 
 def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[Session]) -> None:
     """Puts a session that it begins into ``begun``, unless the session is to outlive an error of this call."""
+    _await_other_threads()
     with _lock:
         _finish_leaving()
         if _current is not None:
@@ -256,10 +265,23 @@ def shutdown() -> None:
     the session is closed.
     """
     global _leaving
+    _await_other_threads()
     with _lock:
         if _current is not None:
             _leaving = _current
         _finish_leaving()
+
+
+def _await_other_threads() -> None:
+    """Waits while another thread begins or ends a session, in short waits in the main thread (`do_apart`)."""
+    lock = _lock
+    if not lock._is_owned():  # type: ignore[attr-defined]
+
+        def wait(scope: Scope) -> None:
+            with lock:
+                pass
+
+        do_apart(wait, "waiting for another thread that begins or ends a session")
 
 
 def _finish_leaving() -> None:
@@ -279,6 +301,7 @@ def _at_exit() -> None:
     So a launcher sees which rank failed first. If it ended the groups, a failed rank might end after the others.
     """
     global _current, _inherited
+    _await_other_threads()
     with _lock:
         _finish_leaving()
         session, _current = _current, None

@@ -66,8 +66,9 @@ def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0, wit
             pass
     except BaseException as error:
         scope.cancel(f"{what} was interrupted by {type(error).__name__}")
-        if patience_s > 0:
-            is_over.acquire(timeout=patience_s)
+        patience = Scope.of(patience_s)
+        while not patience.is_over and not wait_briefly(is_over):
+            pass
         raise
     if errors:
         raise errors[0]

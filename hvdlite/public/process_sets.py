@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.session import current
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

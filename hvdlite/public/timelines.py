@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 
-from hvdlite.engine.apart import do_apart
 from hvdlite.session import current
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -20,8 +19,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     replaced if it exists. A recording that is going on ends. Raises HorovodInternalError before `init`, and OSError if
     the file cannot be written.
     """
-    timeline, path = current().timeline, os.fspath(file_path)
-    do_apart(lambda _: timeline.start(path, mark_cycles), "start_timeline()")
+    current().start_timeline(os.fspath(file_path), mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -29,5 +27,4 @@ def stop_timeline() -> None:
 
     Raises HorovodInternalError before `init`.
     """
-    timeline = current().timeline
-    do_apart(lambda _: timeline.stop(), "stop_timeline()")
+    current().stop_timeline()

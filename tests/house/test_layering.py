@@ -47,6 +47,11 @@ LAUNCHER_MAY_IMPORT = {
     "hvdlite/settings.py",
     "hvdlite/version.py",
 }
+FRONT_ENDS_MAY_IMPORT = {
+    *("hvdlite/ops", "hvdlite/public", "hvdlite/session.py", "hvdlite/training"),
+    *("hvdlite/compat", "hvdlite/dynamo.py", "hvdlite/errors.py", "hvdlite/log.py", "hvdlite/settings.py"),
+}
+PUBLIC_MAY_IMPORT = FRONT_ENDS_MAY_IMPORT | {"hvdlite/builds.py", "hvdlite/running", "hvdlite/version.py"}
 MAY_IMPORT_LAUNCHER = ("__main__", "running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {
     "threading",
@@ -150,6 +155,10 @@ def _forbidden(importer: str, imported: str) -> str | None:
         return None
     if part == "launcher" and not below.startswith("launcher") and below not in LAUNCHER_MAY_IMPORT:
         return "the launcher imports only " + ", ".join(sorted(LAUNCHER_MAY_IMPORT))
+    if part in FRONT_ENDS and part_of(imported) not in FRONT_ENDS and below not in FRONT_ENDS_MAY_IMPORT:
+        return "front ends import only " + ", ".join(sorted(FRONT_ENDS_MAY_IMPORT))
+    if part == "public" and below not in PUBLIC_MAY_IMPORT:
+        return "the names of all front ends come only from " + ", ".join(sorted(PUBLIC_MAY_IMPORT))
     if LEVEL[below] >= LEVEL[above]:
         return f"imports run downwards only, and {below} is not below {above}"
     return None
@@ -219,6 +228,9 @@ def test_only_the_engine_starts_threads() -> None:
         ("hvdlite.ops.objects", "torch"),
         ("hvdlite.torch", "hvdlite.tensorflow"),
         ("hvdlite.session", "hvdlite.ops.objects"),
+        ("hvdlite.torch.broadcasting", "hvdlite.engine.executor"),
+        ("hvdlite.jax", "hvdlite.negotiation.wire"),
+        ("hvdlite.public.timelines", "hvdlite.engine.apart"),
         ("hvdlite.ops.objects", "hvdlite.running.functions"),
         ("hvdlite.planes.ring.plane", "hvdlite.planes.shm.plane"),
         ("hvdlite.groups.group", "hvdlite.observe.timeline"),

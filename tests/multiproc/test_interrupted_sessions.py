@@ -25,7 +25,7 @@ from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.scope import Scope
 from tests.harness import process_ranks
-from tests.harness.alarms import raise_in_a_wait
+from tests.harness.alarms import raise_in_a_wait, signal_to_another_thread
 from tests.harness.interrupts import At, Interrupt, is_ours, raise_interrupt
 from tests.harness.leaks import holdings, left_since
 from tests.harness.patience import PATIENCE_S
@@ -317,3 +317,34 @@ def test_init_in_which_a_handler_raises_any_error_leaves_no_session(error: type[
 @pytest.mark.parametrize("step", [_EVERY // 3, pytest.param(1, marks=pytest.mark.faults)])
 def test_shutdown_that_is_interrupted_at_any_bytecode_is_finished_by(step: int, again: Callable[[], None]) -> None:
     assert process_ranks(1, _shutdown, step, again)[0].result() > 100
+
+
+def _waits_for_another_thread(call: str) -> None:
+    """The main thread calls ``init`` or ``shutdown`` while another thread is in ``init``, until that may go on."""
+    is_in, may_go_on = threading.Event(), threading.Event()
+
+    def meet(*arguments: Any) -> Any:
+        is_in.set()
+        may_go_on.wait()
+        return meet_world(*arguments)
+
+    signal.signal(signal.SIGUSR1, raise_interrupt)
+    with patch.object(session, "meet_world", meet):
+        other = threading.Thread(target=hvd.init)
+        other.start()
+        is_in.wait()
+        sender = signal_to_another_thread(signal.SIGUSR1)
+        with pytest.raises(Interrupt):
+            getattr(hvd, call)()
+        may_go_on.set()
+        other.join()
+    sender.join()
+    assert hvd.is_initialized()
+    _use()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("call", ["init", "shutdown"])
+def test_a_call_that_waits_for_another_thread_runs_handlers(call: str) -> None:
+    for outcome in process_ranks(1, _waits_for_another_thread, call):
+        outcome.result()
