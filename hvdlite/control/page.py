@@ -280,7 +280,7 @@ class Page:
         return not self._is_closed and bool(self._library.hvd_page_arm(self.handle))
 
     def abort(self) -> None:
-        """Tells all ranks that there may be no further decision, because one of them takes part no more."""
+        """Informs all ranks that there may be no further decision, because one of them takes part no more."""
         self._library.hvd_page_abort(self.handle)
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class UnixLink(ControlLink):
         self._add(leader, connection)
 
     def give(self, offer: PageOffer | None) -> None:
-        """At the leader, before any message: gives the page to all others, or tells them that there is none."""
+        """At the leader, before any message: gives the page to all others, or reports that there is none."""
         names, fds = (b"", []) if offer is None else (b"%d" % offer.names, offer.fds)
         for peer in self._all:
             peer.frames.send_descriptors(names, fds)

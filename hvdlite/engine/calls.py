@@ -28,17 +28,17 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.cache import Known
 from hvdlite.negotiation.delays.arrival import Arrival
-from hvdlite.negotiation.delays.straggler import Untold
+from hvdlite.negotiation.delays.straggler import Unreported
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.unnamed import Epoch, Unnamed, is_signed
 from hvdlite.tensors.device import CPU
 
-_MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and is told about stalls
+_MOST_RESUMED: Final = 12  # so for a tenth of a second; then this rank watches its peers, and stalls are reported
 _QUIET_S: Final = 0.001  # a shorter pause before a call, or a shorter wait for the last rank, does not matter
 _MOST_INTERRUPTS: Final = 100
-_TELL_S: Final = 0.1  # the decider hears of calls at least as often
+_REPORT_S: Final = 0.1  # calls are reported to the decider at least as often
 
 
 _pack_addresses: Final = struct.Struct("=QQ").pack_into  # ``source`` and ``target`` of a `native.Carried`
@@ -80,7 +80,7 @@ class Calls:
         in_flight: InFlight,
         replica: Replica,
         observer: Observer,
-        called: Callable[[int, Arrival, float, Untold], None] | None,
+        called: Callable[[int, Arrival, float, Unreported], None] | None,
         wake: Callable[[], None],
     ) -> None:
         self._page = page
@@ -95,9 +95,9 @@ class Calls:
         self._has_begun = False  # its outcome counts
         self._epoch: Epoch | None = None  # in which its number counts
         # For the decider of the root. Since the latest report: the bits of the current step, and the steps before.
-        self._reports: deque[tuple[int, Arrival, float, Untold]] = deque()
+        self._reports: deque[tuple[int, Arrival, float, Unreported]] = deque()
         self._ran = self._steps = 0
-        self._done_at = self._told_at = 0.0
+        self._done_at = self._reported_at = 0.0
         if called is None:  # turns do not use the page
             page.next(True)
 
@@ -277,25 +277,25 @@ class Calls:
         observer.called(batches + number, entries, begun_at, done_at, arrival)
 
     def _tell(self, bits: int, arrival: Arrival, done_at: float) -> None:
-        """Lets a turn tell the decider of the root about a call; only about some, while calls follow at once."""
+        """Lets a turn report a call to the decider of the root; only some, while calls follow at once."""
         _, first_at, _, _, late_s = arrival
         before = self._done_at
         is_quiet = late_s < _QUIET_S and first_at - before < _QUIET_S
         self._done_at = done_at
-        if is_quiet and done_at - self._told_at < _TELL_S:
+        if is_quiet and done_at - self._reported_at < _REPORT_S:
             if bits & self._ran:
                 self._ran = 0
                 self._steps += 1
             self._ran |= bits
             return
-        self._reports.append((bits, arrival, done_at, Untold(self._steps, before)))
+        self._reports.append((bits, arrival, done_at, Unreported(self._steps, before)))
         self._steps = self._ran = 0
-        if done_at - self._told_at >= _TELL_S:
-            self._told_at = done_at
+        if done_at - self._reported_at >= _REPORT_S:
+            self._reported_at = done_at
             self._wake()
 
     def _report(self) -> None:
-        """Tells the decider of the root, in a turn, about calls."""
+        """Reports calls to the decider of the root, in a turn."""
         with suppress(IndexError):
             while self._called is not None:
                 self._called(*self._reports.popleft())

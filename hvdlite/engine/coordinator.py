@@ -131,7 +131,7 @@ class Coordinator:
             self._end_all(self._own_end(kind, "it left"))
 
     def exit(self) -> None:
-        """Tells the peers that this rank has run all that it had submitted, and that its process is about to exit."""
+        """Informs the peers that this rank has run all that it had submitted, and that its process is about to exit."""
         self._link.send(self._own_end(EndKind.EXITED, ENDED))
 
     def fail(self, cause: str) -> None:

@@ -27,7 +27,7 @@ from hvdlite.engine.observer import Observer
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.negotiation.delays.straggler import NOTHING_UNTOLD, StragglerWatch, Untold
+from hvdlite.negotiation.delays.straggler import ALL_REPORTED, StragglerWatch, Unreported
 from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, STILL_RUN, Common, End, EndKind, Ready, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
@@ -199,7 +199,7 @@ class RootDecider(Decider):
     def _cut(self, now: float) -> Run:
         negotiator = self._negotiator
         run = negotiator.cut()
-        self._announce()  # first: a rank that has been told to open the page reads it next
+        self._announce()  # first: a rank that opens the page reads it next
         self._link.send(run)
         self.ran(run.generation, negotiator.bits_cut, self.arrival, now)
         return run
@@ -233,18 +233,18 @@ class RootDecider(Decider):
         return self._observer.arrival
 
     def ran(
-        self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
+        self, generation: int, bits: int, arrival: Arrival | None, now: float, unreported: Unreported = ALL_REPORTED
     ) -> None:
-        """Tells the watch for late ranks about a decision to run ``bits``; see `StragglerWatch.ran`."""
+        """Reports a decision to run ``bits`` to the watch for late ranks; see `StragglerWatch.ran`."""
         bits &= ~self._negotiator.signed  # a step has any number of them, and of barriers
         if (barrier := self._negotiator.bit_of(BARRIER_NAME)) >= 0:
             bits &= ~(1 << barrier)
-        named = self._stragglers.ran(generation, bits, arrival, now, untold)
+        named = self._stragglers.ran(generation, bits, arrival, now, unreported)
         if named is not None:
             self._observer.found(Finding("straggler", *named))
 
     def arrived(self, news: Sequence[News], now: float) -> None:
-        """Tells the observer what ranks have published in the page: see `Page`."""
+        """Reports to the observer what ranks have published in the page: see `Page`."""
         for rank, was_last, at in news:
             self._observer.arrived(rank, was_last, min(at, now))  # some came after this turn had begun
 
@@ -427,10 +427,10 @@ class PageDecider(Decider):
         self._came.clear()
         return ends
 
-    def called(self, bits: int, arrival: Arrival, now: float, untold: Untold) -> None:
-        """Tells the root's watch for late ranks about a call that has run ``bits``; see `StragglerWatch.ran`."""
+    def called(self, bits: int, arrival: Arrival, now: float, unreported: Unreported) -> None:
+        """Reports a call that has run ``bits`` to the root's watch for late ranks; see `StragglerWatch.ran`."""
         if self._root is not None:
-            self._root.ran(self._generation, bits, arrival, now, untold)
+            self._root.ran(self._generation, bits, arrival, now, unreported)
 
     def doubt(self) -> None:
         self._inner.doubt()

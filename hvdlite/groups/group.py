@@ -346,7 +346,7 @@ class Group:
         all ranks; agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
 
         EXITED: the process is about to exit. Agreed batches may finish until ``scope`` is over, and the threads end.
-        Peers notice the exit by themselves, and are told now if this rank owes them nothing. If the group has ended
+        Peers notice the exit by themselves, and are informed now if this rank owes them nothing. If the group has ended
         already, its end is still delivered: otherwise peers would take this exit for the cause. LEFT may follow.
 
         FORKED: this process is a fork, which has none of the threads. Everything in flight fails.

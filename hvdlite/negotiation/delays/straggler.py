@@ -71,14 +71,14 @@ class Straggler(NamedTuple):
     facts: dict[str, Any]
 
 
-class Untold(NamedTuple):
-    """Decisions without waits and pauses of which the watch has not heard, in so many ``steps``, ``until`` a time."""
+class Unreported(NamedTuple):
+    """Decisions without waits and pauses that the watch has not got, in so many ``steps``, ``until`` a time."""
 
     steps: int
     until: float
 
 
-NOTHING_UNTOLD: Final = Untold(0, -math.inf)
+ALL_REPORTED: Final = Unreported(0, -math.inf)
 
 
 class _Wait(NamedTuple):
@@ -164,15 +164,15 @@ class StragglerWatch:
         self._named_times, self._named_at = 0, 0.0
 
     def ran(
-        self, generation: int, bits: int, arrival: Arrival | None, now: float, untold: Untold = NOTHING_UNTOLD
+        self, generation: int, bits: int, arrival: Arrival | None, now: float, unreported: Unreported = ALL_REPORTED
     ) -> Straggler | None:
         """Counts a decision, at ``now`` on the monotonic clock, to run ``bits``, which have no barrier.
 
-        ``untold`` came before it. Returns the rank to name, if any.
+        ``unreported`` came before it. Returns the rank to name, if any.
         """
         named = None
-        self._steps += untold.steps
-        self._decided_at = max(self._decided_at, untold.until)
+        self._steps += unreported.steps
+        self._decided_at = max(self._decided_at, unreported.until)
         if generation != self._generation:
             self._generation = generation
             self._ran = 0

@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.negotiation.delays.straggler import NOTHING_UNTOLD, StragglerWatch, Untold
+from hvdlite.negotiation.delays.straggler import ALL_REPORTED, StragglerWatch, Unreported
 
 GRADIENT, BARRIER = 0b01, 0b10
 STEP_S = 0.15  # of computing, on every rank
@@ -34,18 +34,18 @@ class Job:
         self.reduce(BARRIER, {})
 
     def reduce(
-        self, bits: int, late_s: dict[int, float], generation: int = 0, *, untold: Untold = NOTHING_UNTOLD
+        self, bits: int, late_s: dict[int, float], generation: int = 0, *, unreported: Unreported = ALL_REPORTED
     ) -> None:
-        """All ranks submit ``bits``, or what has no name if there are none, after what is ``untold``."""
+        """All ranks submit ``bits``, or what has no name if there are none, after what is ``unreported``."""
         began, order = self.now, sorted(range(self.size), key=lambda rank: late_s.get(rank, 0.0))
         for rank in order:
             self.now = began + late_s.get(rank, 0.0)
             self.observer.arrived(rank, rank == order[-1], self.now)
-        self.decide(bits, generation, untold)
+        self.decide(bits, generation, unreported)
 
-    def decide(self, bits: int, generation: int = 0, untold: Untold = NOTHING_UNTOLD) -> None:
+    def decide(self, bits: int, generation: int = 0, unreported: Unreported = ALL_REPORTED) -> None:
         """The root lets them run."""
-        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, untold):
+        if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, unreported):
             self.warnings.append(named.text)
             self.named.append(named.facts)
         self.observer.arrival = None
@@ -85,7 +85,7 @@ def test_a_wait_after_calls_that_are_not_told_is_between_gradients() -> None:
         job.now += STEP_S
         job.reduce(GRADIENT, {})
         before = job.now = job.now + 0.2  # calls until then
-        job.reduce(GRADIENT << 2, {1: 0.1}, untold=Untold(1, before))
+        job.reduce(GRADIENT << 2, {1: 0.1}, unreported=Unreported(1, before))
     assert job.named[0]["phase"] == "between"
 
 
@@ -95,7 +95,7 @@ def test_steps_that_came_before_are_counted() -> None:
         job = Job(2)
         for _ in range(30):
             job.now += STEP_S
-            job.reduce(GRADIENT, {1: 0.1}, untold=Untold(before, 0.0))
+            job.reduce(GRADIENT, {1: 0.1}, unreported=Unreported(before, 0.0))
         told.append(job.named[0])
     assert told[1]["steps"] == 10 * told[0]["steps"]
     assert told[1]["late_s"] == pytest.approx(told[0]["late_s"] / 10)
