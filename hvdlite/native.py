@@ -81,7 +81,13 @@ class Piece(ctypes.Structure):
 class Recipe(ctypes.Structure):
     """What a rank makes of the tensors of all ranks, of at most ``bytes``: pieces, or pieces that are reduced."""
 
-    _fields_ = (("reduction", POINTER(Reduction)), ("pieces", POINTER(Piece)), ("count", c_int32), ("bytes", c_uint64))
+    _fields_ = (
+        ("reduction", POINTER(Reduction)),
+        ("pieces", POINTER(Piece)),
+        ("count", c_int32),
+        ("is_everything", c_int32),
+        ("bytes", c_uint64),
+    )
 
 
 class Carried(ctypes.Structure):
@@ -144,6 +150,8 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_resume": (c_int64, (c_void_p, c_void_p, c_int64)),
     "hvd_page_adopt": (c_int32, (c_void_p,)),
     "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_int32, c_int64)),
+    "hvd_page_use_arena": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "hvd_page_is_sharing": (c_int32, (c_void_p,)),
     "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),

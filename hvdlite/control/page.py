@@ -20,6 +20,7 @@ import numpy as np
 
 from hvdlite import native
 from hvdlite.errors import HvdError
+from hvdlite.memory.arena import Arena, Regions
 from hvdlite.memory.segment import create
 from hvdlite.negotiation.wire import ProtocolError
 
@@ -44,6 +45,7 @@ _FEW: Final = 16
 # parts than _MOST_ALONE takes less time in a data plane, where ranks share the reduction; many tensors do not.
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
+_MOST_SHARED: Final = 16 << 20  # a call should not take longer than about a millisecond
 ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
@@ -107,7 +109,7 @@ class Page:
     turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``most_bytes``: what the tensors of a call may take, each
-    rounded up to `ALIGNMENT`; ``most_bytes_alone``: the same for one.
+    rounded up to `ALIGNMENT`; ``most_bytes_alone``: the same for one; ``most_bytes_shared``: for one that `shares`.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
     was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
     sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
@@ -120,6 +122,8 @@ class Page:
         has_parts = spin_ns != 0 or size == 1
         self.most_bytes = slot_bytes * (_MOST_PARTS if has_parts else 1)
         self.most_bytes_alone = slot_bytes * (_MOST_ALONE if has_parts else 1)
+        self.most_bytes_shared = 0
+        self._arena: Arena | None = None
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []
@@ -153,6 +157,18 @@ class Page:
         self._run_call = native.library().hvd_page_call
         self._resume_call = native.library().hvd_page_resume
         self._collect = native.library().hvd_page_collect
+
+    def attach_arena(self, regions: Regions) -> None:
+        """Lets calls reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""
+        numbers = np.array(regions.numbers, np.int32)
+        status = self._library.hvd_page_use_arena(self.handle, regions.arena.handle, numbers.ctypes.data)
+        native.check(status, "using the arena")
+        self._arena, self.most_bytes_shared = regions.arena, _MOST_SHARED
+
+    def shares(self, source: int, target: int) -> bool:
+        """True if other ranks can read a tensor at ``source`` and write its result to ``target``."""
+        arena = self._arena
+        return arena is not None and arena.is_shared and arena.holds(source) and arena.holds(target)
 
     def submit(self, bits: int, blank_bits: int) -> bool:
         """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
@@ -256,6 +272,8 @@ class Page:
         `give_up`, HorovodInternalError if nothing has come for ``timeout_s``, or ProtocolError.
         """
         status = self._collect(self.handle, tensors, len(tensors), round(timeout_s * 1e9))
+        if status != native.OK:
+            self._stop_sharing()
         if status == native.INVALID:
             raise ProtocolError(_DAMAGED)
         native.check(status, "moving tensors in the page", self._error)
@@ -264,6 +282,11 @@ class Page:
         """Has `collect` raise ``error``, soon and from then on. Any thread."""
         self._error = self._error or error
         self._library.hvd_page_give_up(self.handle)
+        self._stop_sharing()  # before the program gets its tensors back
+
+    def _stop_sharing(self) -> None:
+        if self._arena is not None and self._library.hvd_page_is_sharing(self.handle):
+            self._arena.stop_sharing()
 
     # ----
 

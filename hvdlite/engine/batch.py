@@ -119,7 +119,7 @@ def recipe_of(request: Request, rows: Rows, size: int, own: int) -> Recipe | Non
             return None
     array = (native.Piece * len(pieces))(*(native.Piece(*piece) for piece in pieces))
     nbytes = [kind.has_tensor * kind.extents.of_rank(request, rows, rank).nbytes for rank in range(size)]
-    found = native.Recipe(None, array, len(pieces), max(nbytes))
+    found = native.Recipe(None, array, len(pieces), kind.runs_as is Kind.ALLREDUCE, max(nbytes))
     if kind.reduces:
         dtype, op, postscale = arithmetic(request, size)
         found.reduction = ctypes.pointer(native.Reduction(int(dtype), op, request.prescale, postscale))

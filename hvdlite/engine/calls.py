@@ -48,7 +48,7 @@ class _Prepared(NamedTuple):
     """What calls of some tensors need, as long as they are known as ``known`` and, but for the first, ``others``.
 
     ``tensors`` is None if they take the usual way. Ranks have the tensors in the order of their bits, so ``places`` has
-    where each one's begins.
+    where each one's begins. If it ``is_long``, the one tensor takes the usual way unless all ranks share it.
     """
 
     known: Known
@@ -59,6 +59,7 @@ class _Prepared(NamedTuple):
     tensors_at: int = 0
     places: Sequence[int] = ()
     bits: int = 0  # without those of which a step has any number
+    is_long: bool = False
 
     def fits(self, entries: Sequence[Entry[Any]], known: Mapping[str, Known]) -> bool:
         """True if all ``entries`` but the first are the others, and known as these."""
@@ -121,6 +122,8 @@ class Calls:
             prepared = self._prepare(entries, known)
         tensors = prepared.tensors
         if tensors is None or first_resized(entries) is not None:
+            return False
+        if prepared.is_long and not page.shares(first.source, first.target):
             return False
         batches = self._replica.batches
         # Keeps the memory, even if the end of the group finishes the entries.
@@ -210,8 +213,9 @@ class Calls:
                     found.append((each.bit, recipe))
         taken = sum(-(-recipe.native.bytes // ALIGNMENT) * ALIGNMENT for _, recipe in found)
         most = page.most_bytes if len(requests) > 1 else page.most_bytes_alone
-        if len(found) == len(requests) and taken <= most:
-            prepared = self._place(prepared, found)
+        is_long = len(found) == 1 and most < taken <= page.most_bytes_shared and found[0][1].native.is_everything
+        if len(found) == len(requests) and (taken <= most or is_long):
+            prepared = self._place(prepared, found)._replace(is_long=bool(is_long))
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
         self._prepared[names[0]] = prepared

@@ -108,6 +108,8 @@ class Connecting:
                 planes.of_device(kind).attach_host_plane(planes[CPU.kind])
             if regions is not None:
                 planes[CPU.kind].attach_arena(regions)
+                if link.page is not None:
+                    link.page.attach_arena(regions)
             undo.pop_all()
         return Connections(link, planes, regions)
 

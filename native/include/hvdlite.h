@@ -187,6 +187,7 @@ typedef struct {
   const hvd_reduction* reduction;
   const hvd_piece* pieces;
   int32_t count;
+  int32_t is_everything;  // on all ranks: one piece, all that they have, reduced
   uint64_t bytes;
 } hvd_recipe;
 
@@ -243,6 +244,14 @@ HVD_API int32_t hvd_page_adopt(hvd_page* page);
 // begin.
 HVD_API hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, int32_t count, int64_t timeout_ns);
 
+typedef struct hvd_arena hvd_arena;
+
+// Sets the arena, in which `regions[r]` belongs to rank r; it is closed after the page. A tensor that all ranks have
+// there is reduced without a copy. While hvd_page_is_sharing, peers may be about to write to one of this rank, also
+// after its call has failed: see hvd_arena_stop_sharing.
+HVD_API hvd_status hvd_page_use_arena(hvd_page* page, hvd_arena* arena, const int32_t* regions);
+HVD_API int32_t hvd_page_is_sharing(hvd_page* page);
+
 // Ends hvd_page_collect, now and later. Any thread, also after hvd_page_close.
 HVD_API void hvd_page_give_up(hvd_page* page);
 
@@ -259,8 +268,6 @@ HVD_API void hvd_page_close(hvd_page* page);
 HVD_API void hvd_page_free(hvd_page* page);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
-
-typedef struct hvd_arena hvd_arena;
 
 // Maps `count` regions of `region_bytes` each of the file `fd`; the caller allocates its pages. `own` is this rank's.
 // Functions that take `fd` need the same file, which remains the caller's.

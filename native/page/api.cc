@@ -353,6 +353,17 @@ hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, int32_t 
   return status;
 }
 
+hvd_status hvd_page_use_arena(hvd_page* page, hvd_arena* arena, const int32_t* regions) {
+  try {
+    return page->carrier->use(arena, regions);
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return HVD_SYSTEM;
+  }
+}
+
+int32_t hvd_page_is_sharing(hvd_page* page) { return page->carrier->is_sharing(); }
+
 void hvd_page_give_up(hvd_page* page) { page->is_given_up = true; }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }

@@ -12,8 +12,16 @@ namespace {
 // The bytes from the beginning of a tensor to that of the next one.
 uint64_t room_of(const hvd_carried& tensor) noexcept { return (tensor.recipe->bytes + 63) / 64 * 64; }
 
+// What may be shared begins with a line for its place.
+uint64_t header_of(const Carried& carried) noexcept {
+  constexpr uint64_t kLeast = 64 << 10;
+  if (carried.count != 1) return 0;
+  const hvd_recipe& recipe = *carried.tensors[0].recipe;
+  return recipe.is_everything != 0 && recipe.bytes >= kLeast ? 64 : 0;
+}
+
 uint64_t room_of(const Carried& carried) noexcept {
-  uint64_t bytes = 0;
+  uint64_t bytes = header_of(carried);
   for (int32_t i = 0; i < carried.count; ++i) bytes += room_of(carried.tensors[i]);
   return bytes;
 }
@@ -50,10 +58,47 @@ bool Carrier::can_carry(const Carried& carried) const noexcept {
   return true;
 }
 
+hvd_status Carrier::use(shm::Arena* arena, const int32_t* regions) {
+  const int32_t size = page_.geometry().size;
+  if (arena->region(regions[own_]) != arena->own()) return HVD_INVALID;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    if (regions[rank] < 0 || regions[rank] >= arena->count()) return HVD_INVALID;
+  }
+  regions_.assign(regions, regions + size);
+  arena_ = arena;
+  return HVD_OK;
+}
+
+// Addresses below the region give offsets that are far too large.
+bool Carrier::is_within(const Place& place, uint64_t bytes) const noexcept {
+  const uint64_t limit = arena_->region_bytes();
+  return bytes <= limit && place.in <= limit - bytes && place.out <= limit - bytes;
+}
+
+Carrier::Place& Carrier::place_of(int32_t rank) noexcept {
+  return *reinterpret_cast<Place*>(page_.slot(rank, number_));
+}
+
+void Carrier::put_first(const Carried& carried) noexcept {
+  is_sharing_ = false;
+  if (header_of(carried) != 0) {
+    const hvd_carried& tensor = carried.tensors[0];
+    Place place = {};
+    if (arena_ != nullptr && arena_->is_shared()) {
+      const uint64_t begin = reinterpret_cast<uint64_t>(arena_->own());
+      place = {1, reinterpret_cast<uint64_t>(tensor.in) - begin, reinterpret_cast<uint64_t>(tensor.out) - begin};
+      is_sharing_ = is_within(place, tensor.bytes);
+    }
+    place.is_shared = is_sharing_;
+    place_of(own_) = place;
+  }
+  if (!is_sharing_) put(carried, 0);
+}
+
 void Carrier::put(const Carried& carried, uint64_t part) noexcept {
   const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes);
   const uint64_t first = part * slot_bytes, last = first + slot_bytes;
-  uint64_t begin = 0;  // of a tensor
+  uint64_t begin = header_of(carried);  // of a tensor
   for (int32_t i = 0; i < carried.count && begin < last; ++i) {
     const hvd_carried& tensor = carried.tensors[i];
     const uint64_t from = std::max(begin, first), to = std::min(begin + tensor.bytes, last);
@@ -68,25 +113,95 @@ void Carrier::put(const Carried& carried, uint64_t part) noexcept {
 hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_ns) noexcept {
   const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), bytes = room_of(carried);
   const uint64_t parts = bytes == 0 ? 1 : (bytes + slot_bytes - 1) / slot_bytes;
+  if (stage_ == Stage::kFirst) {
+    if (hvd_status status = choose(carried)) return status;
+  }
+  if (stage_ == Stage::kReducing) {
+    if (hvd_status status = reduce_share(carried.tensors[0], until_ns)) return status;
+    count(++number_);
+    stage_ = Stage::kReduced;
+  }
+  if (stage_ == Stage::kReduced) {
+    if (hvd_status status = await(spin, until_ns)) return status;
+    ++number_;
+    stage_ = Stage::kFirst;
+    is_sharing_ = false;
+    // A group may have failed meanwhile and made the memory private: then results of others are not in it.
+    return arena_->is_shared() ? HVD_OK : HVD_ABORTED;
+  }
   for (;;) {
-    if (part_ > 0) {
+    if (part_ > 0 || stage_ == Stage::kPartsOfAll) {
       if (hvd_status status = await(spin, until_ns)) return status;
     }
     if (part_ + 1 < parts) {
       put(carried, part_ + 1);
-      tell();
+      count(number_ + 1);
     }
     if (hvd_status status = read(carried)) return status;
     ++number_;
     if (++part_ == parts) break;
   }
   part_ = 0;
+  stage_ = Stage::kFirst;
   return HVD_OK;
 }
 
-// Counts the part after the present one, which was put, and wakes the ranks that sleep.
-void Carrier::tell() noexcept {
-  page_.line(own_).parts.store(number_ + 2);
+// Chooses how the tensors move, which is the same on all ranks.
+hvd_status Carrier::choose(const Carried& carried) noexcept {
+  stage_ = Stage::kParts;
+  if (header_of(carried) == 0) return HVD_OK;
+  int32_t sharing = 0;
+  for (int32_t rank = 0; rank < page_.geometry().size; ++rank) sharing += place_of(rank).is_shared != 0;
+  if (sharing == page_.geometry().size) {
+    // A peer's fault: this rank has put no place that others could use.
+    if (!is_sharing_) return HVD_INVALID;
+    stage_ = Stage::kReducing;
+  } else if (sharing > 0) {
+    stage_ = Stage::kPartsOfAll;
+    is_sharing_ = false;
+    ++number_;
+    put(carried, 0);
+    count(number_);
+  }
+  return HVD_OK;
+}
+
+// Shares are whole cache lines, but for that of the last rank.
+hvd_status Carrier::reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept {
+  // A block of the own result stays in the first-level cache until it is copied to the others.
+  constexpr uint64_t kBlockBytes = 16 << 10, kBlocksForEachLook = 16;
+  const uint64_t size = static_cast<uint64_t>(page_.geometry().size), own = static_cast<uint64_t>(own_);
+  const hvd_reduction& reduction = *tensor.recipe->reduction;
+  const uint64_t item = item_bytes(reduction.dtype), share = ((tensor.bytes + size - 1) / size + 63) / 64 * 64;
+  const uint64_t begin = std::min<uint64_t>(share * own, tensor.bytes);
+  const uint64_t end = std::min<uint64_t>(begin + share, tensor.bytes);
+  for (size_t rank = 0; rank < size; ++rank) {
+    const Place place =
+        place_of(static_cast<int32_t>(rank));  // a copy: what a peer changes after the check is not used
+    if (!is_within(place, tensor.bytes) || (place.in | place.out) % item != 0) return HVD_INVALID;
+    uint8_t* region = arena_->region(regions_[rank]);
+    inputs_[rank] = region + place.in + begin + reduced_;
+    outputs_[rank] = region + place.out + begin + reduced_;
+  }
+  for (uint64_t blocks = 1; begin + reduced_ < end; ++blocks) {
+    const uint64_t bytes = std::min(kBlockBytes, end - begin - reduced_);
+    reduce(outputs_[own], inputs_.data(), static_cast<int32_t>(size), bytes / item, reduction);
+    for (size_t distance = 1; distance < size; ++distance)
+      std::memcpy(outputs_[(own + distance) % size], outputs_[own], bytes);
+    for (size_t rank = 0; rank < size; ++rank) {
+      inputs_[rank] = static_cast<const uint8_t*>(inputs_[rank]) + bytes;
+      outputs_[rank] += bytes;
+    }
+    reduced_ += bytes;
+    if (blocks % kBlocksForEachLook == 0 && begin + reduced_ < end && monotonic_ns() >= until_ns) return HVD_BUSY;
+  }
+  reduced_ = 0;
+  return HVD_OK;
+}
+
+// Counts a part that was put, and wakes the ranks that sleep.
+void Carrier::count(uint64_t part) noexcept {
+  page_.line(own_).parts.store(part + 1);
   fence();  // before this rank reads who sleeps
   for (int32_t rank = 0; rank < page_.geometry().size; ++rank) {
     Line& line = page_.line(rank);
@@ -129,7 +244,7 @@ hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
 hvd_status Carrier::read(const Carried& carried) noexcept {
   const int64_t slot_bytes = page_.geometry().slot_bytes;
   const int64_t first = static_cast<int64_t>(part_) * slot_bytes, last = first + slot_bytes;
-  int64_t begin = 0;
+  int64_t begin = static_cast<int64_t>(header_of(carried));
   for (int32_t i = 0; i < carried.count && begin <= last; ++i) {
     const hvd_carried& tensor = carried.tensors[i];
     const int64_t end = begin + static_cast<int64_t>(room_of(tensor));

@@ -6,9 +6,15 @@
 // finds part n of all ranks puts part n + 1 and counts it in its line, so that others need not wait for it, and then
 // reads part n. A rank that has counted part n has read part n - 2, so another one that finds it may put part n + 1
 // where that was.
+//
+// A long tensor of which every rank gets everything may be *shared*: it and its result lie in memory that all ranks
+// have mapped (shm/memory/arena.h). Its first part begins with where it is. If all ranks share it, it is divided among
+// them, and each reduces its share from the memory of all into the memory of all. It counts a part when it has done so,
+// and the result is there once all have. If only some share it, all put everything into slots, from the next part on.
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,6 +22,7 @@
 #include "hvdlite.h"
 #include "kernels/spin.h"
 #include "page/page.h"
+#include "shm/memory/arena.h"
 
 namespace hvd::page {
 
@@ -29,17 +36,25 @@ struct Carried {
 class Carrier {
  public:
   // May throw std::bad_alloc.
-  Carrier(Page& page, int32_t rank) : page_(page), own_(rank), inputs_(static_cast<size_t>(page.geometry().size)) {}
+  Carrier(Page& page, int32_t rank)
+      : page_(page), own_(rank), inputs_(static_cast<size_t>(page.geometry().size)), outputs_(inputs_.size()) {}
+
+  // Has it share tensors in the memory of the ranks, whose regions in `arena` are `regions`. May throw std::bad_alloc.
+  // HVD_INVALID for a region that there is not, or another own one.
+  hvd_status use(shm::Arena* arena, const int32_t* regions);
+
+  // True if other ranks may be about to write to a tensor of this rank. Any thread.
+  bool is_sharing() const noexcept { return is_sharing_; }
 
   // True if the page can carry them: they have no bytes, or there are slots.
   bool can_carry(const Carried& carried) const noexcept;
 
   // Puts the first part of tensors, to be submitted next. They may be submitted in vain, or not at all.
-  void put_first(const Carried& carried) noexcept { put(carried, 0); }
+  void put_first(const Carried& carried) noexcept;
 
   // Reads tensors that are decided, and puts their further parts. HVD_BUSY if parts of other ranks had not come by
-  // `until_ns` on the monotonic clock; then call it again. HVD_INVALID if the recipe has an invalid piece, or a peer
-  // has damaged the page.
+  // `until_ns` on the monotonic clock, or if it takes longer; then call it again. HVD_INVALID if the recipe has an
+  // invalid piece, or a peer has damaged the page. HVD_ABORTED if the arena was made private meanwhile.
   hvd_status move(const Carried& carried, hvd_spin* spin, int64_t until_ns) noexcept;
 
   // Parts that have been read.
@@ -48,10 +63,23 @@ class Carrier {
  private:
   friend struct Digest;  // of tests
 
+  // Where a tensor and its result are, as offsets in the region of their rank.
+  struct Place {
+    uint64_t is_shared;
+    uint64_t in;
+    uint64_t out;
+  };
+
+  enum class Stage { kFirst, kParts, kPartsOfAll, kReducing, kReduced };
+
+  bool is_within(const Place& place, uint64_t bytes) const noexcept;
+  Place& place_of(int32_t rank) noexcept;
+  hvd_status choose(const Carried& carried) noexcept;
+  hvd_status reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept;
   hvd_status await(hvd_spin* spin, int64_t until_ns) noexcept;
   hvd_status look() noexcept;
   void put(const Carried& carried, uint64_t part) noexcept;
-  void tell() noexcept;
+  void count(uint64_t part) noexcept;
   hvd_status read(const Carried& carried) noexcept;
   hvd_status read(const hvd_carried& tensor, int64_t begin) noexcept;
 
@@ -59,7 +87,13 @@ class Carrier {
   const int32_t own_;
   uint64_t number_ = 0;  // of the part to be read next
   uint64_t part_ = 0;    // the same within its call
+  Stage stage_ = Stage::kFirst;
+  std::atomic<bool> is_sharing_{false};
+  uint64_t reduced_ = 0;  // bytes of the own share
+  shm::Arena* arena_ = nullptr;
+  std::vector<int32_t> regions_;  // of each rank
   std::vector<const void*> inputs_;
+  std::vector<uint8_t*> outputs_;
 };
 
 }  // namespace hvd::page

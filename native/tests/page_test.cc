@@ -146,7 +146,7 @@ uint8_t byte_of(int32_t rank, uint32_t round, size_t at) { return static_cast<ui
 struct Gathered {
   Gathered(int32_t size, uint64_t bytes, uint32_t name) : name(name), out(static_cast<size_t>(size) * bytes) {
     for (int32_t rank = 0; rank < size; ++rank) pieces.push_back({rank, 0, static_cast<int32_t>(bytes)});
-    recipe = {nullptr, pieces.data(), size, bytes};
+    recipe = {nullptr, pieces.data(), size, 0, bytes};
   }
 
   // As `rank` carries it; it has half of the bytes in odd rounds if it is rank 1.
@@ -368,6 +368,125 @@ void test_parts_that_cannot_be() {
   CHECK(pair.collect(own, kSecond) == HVD_INVALID);
 }
 
+// The arena of ranks whose regions are in reverse order, to distinguish ranks from regions.
+struct Arenas {
+  static constexpr uint64_t kRegionBytes = 1 << 20;
+
+  explicit Arenas(int32_t size) : memory(static_cast<size_t>(size) * kRegionBytes / 8), of(static_cast<size_t>(size)) {
+    for (int32_t rank = 0; rank < size; ++rank) regions.push_back(size - 1 - rank);
+    for (size_t rank = 0; rank < of.size(); ++rank) of[rank].adopt(memory.data(), regions[rank], size, kRegionBytes);
+  }
+
+  std::vector<uint64_t> memory;
+  std::vector<int32_t> regions;
+  std::vector<shm::Arena> of;
+};
+
+// A tensor to be summed, in the arena or not.
+struct Summed {
+  Summed(shm::Arena& arena, int32_t rank, bool is_shared, bool in_place, uint64_t count) : apart(3 * count) {
+    in = is_shared ? reinterpret_cast<int32_t*>(arena.own()) + 16 * rank : apart.data();
+    out = in_place ? in : in + count + 5;
+    for (uint64_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
+    const uint32_t bytes = static_cast<uint32_t>(4 * count);
+    piece = {rank, 0, static_cast<int32_t>(bytes)};
+    recipe = {&kSum, &piece, 1, 1, bytes};
+    tensor = {in, out, &recipe, 5, bytes};
+  }
+
+  bool is_right(int32_t size) const {
+    for (uint64_t i = 0; i < tensor.bytes / 4; ++i) {
+      if (out[i] != static_cast<int32_t>(i) * (size * (size + 1) / 2)) return false;
+    }
+    return true;
+  }
+
+  static constexpr hvd_reduction kSum = {HVD_INT32, HVD_SUM, 1.0, 1.0};
+  std::vector<int32_t> apart;
+  int32_t *in, *out;
+  hvd_piece piece;
+  hvd_recipe recipe;
+  hvd_carried tensor;
+};
+
+// All, some or no ranks share a tensor, in turn.
+void test_shared(int32_t size) {
+  Ranks ranks({size, 64, 8192});
+  Arenas arenas(size);
+  ranks.run([&](int32_t rank, Agreement& agreement) {
+    Carrier carrier(ranks.page, rank);
+    CHECK(carrier.use(&arenas.of[static_cast<size_t>(rank)], arenas.regions.data()) == HVD_OK);
+    hvd_spin spin = {rank % 2 * 20'000, 0, 0};
+    for (uint32_t round = 0; round < 60; ++round) {
+      constexpr uint64_t kCounts[] = {100, 16'384, 16'391, 25'000};
+      constexpr uint32_t kSharing[] = {0xff, 0, 0xff, 1, 0xfe};
+      const uint32_t sharing = kSharing[round % 5];
+      const bool is_shared = (sharing >> rank & 1) != 0, in_place = round % 3 != 0;
+      Summed sum(arenas.of[static_cast<size_t>(rank)], rank, is_shared, in_place, kCounts[round % 4]);
+      const Carried carried = {&sum.tensor, 1};
+      const Submission submission = {5, false, true};
+      carrier.put_first(carried);
+      CHECK(carrier.is_sharing() == (is_shared && round % 4 != 0));
+      CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
+      CHECK(decision_of(agreement).carried[0] == 1 << 5);
+      hvd_status status = HVD_BUSY;
+      while (status == HVD_BUSY) status = carrier.move(carried, &spin, monotonic_ns() + 1000 * (round % 50));
+      CHECK(status == HVD_OK && !carrier.is_sharing() && sum.is_right(size));
+      agreement.consume();
+    }
+  });
+}
+
+// A rank whose memory became private does not share it, and one whose memory becomes so meanwhile fails.
+void test_shared_memory_that_becomes_private() {
+  Ranks ranks({2, 64, 8192});
+  Arenas arenas(2);
+  hvd_spin spin = {};
+  Carrier first(ranks.page, 0), second(ranks.page, 1);
+  CHECK(first.use(&arenas.of[0], arenas.regions.data()) == HVD_OK);
+  CHECK(second.use(&arenas.of[1], arenas.regions.data()) == HVD_OK);
+  CHECK(first.use(&arenas.of[1], arenas.regions.data()) == HVD_INVALID);
+  Summed own(arenas.of[0], 0, true, true, 20'000), others(arenas.of[1], 1, true, true, 20'000);
+  const Carried carried = {&own.tensor, 1}, theirs = {&others.tensor, 1};
+  first.put_first(carried);
+  second.put_first(theirs);
+  CHECK(first.move(carried, &spin, 0) == HVD_BUSY && first.is_sharing());
+  arenas.of[0].stop_sharing();
+  CHECK(second.move(theirs, &spin, 0) == HVD_OK && first.move(carried, &spin, 0) == HVD_ABORTED);
+  first.put_first(carried);
+  CHECK(!first.is_sharing());
+}
+
+// Nobody reads or writes outside of a region, whatever a peer says of where its tensor is.
+void test_places_that_cannot_be() {
+  for (uint64_t place : {uint64_t{1}, Arenas::kRegionBytes - 79'999, ~uint64_t{0} - 3, uint64_t{1} << 63}) {
+    Ranks ranks({2, 64, 8192});
+    Arenas arenas(2);
+    hvd_spin spin = {};
+    Carrier first(ranks.page, 0), second(ranks.page, 1);
+    CHECK(first.use(&arenas.of[0], arenas.regions.data()) == HVD_OK);
+    CHECK(second.use(&arenas.of[1], arenas.regions.data()) == HVD_OK);
+    Summed own(arenas.of[0], 0, true, true, 20'000), others(arenas.of[1], 1, true, true, 20'000);
+    const Carried carried = {&own.tensor, 1};
+    first.put_first(carried);
+    second.put_first({&others.tensor, 1});
+    reinterpret_cast<uint64_t*>(ranks.page.slot(1, 0))[1 + place % 2] = place;
+    CHECK(first.move(carried, &spin, 0) == HVD_INVALID);
+  }
+  // A rank that shares nothing meets only others that do.
+  Ranks ranks({2, 64, 8192});
+  Arenas arenas(2);
+  hvd_spin spin = {};
+  Carrier first(ranks.page, 0), second(ranks.page, 1);
+  CHECK(second.use(&arenas.of[1], arenas.regions.data()) == HVD_OK);
+  Summed own(arenas.of[0], 0, false, true, 20'000), others(arenas.of[1], 1, true, true, 20'000);
+  const Carried carried = {&own.tensor, 1};
+  first.put_first(carried);
+  second.put_first({&others.tensor, 1});
+  reinterpret_cast<uint64_t*>(ranks.page.slot(0, 0))[0] = 1;
+  CHECK(first.move(carried, &spin, 0) == HVD_INVALID);
+}
+
 // A rank that submits again, while the root has not applied the decision before, is not named as the last one for it.
 void test_news() {
   struct : Bells {
@@ -444,6 +563,10 @@ int main() {
   test_a_peer_that_puts_no_more_parts();
   test_a_page_that_is_closed_while_a_tensor_moves();
   test_parts_that_cannot_be();
+  test_shared(2);
+  test_shared(3);
+  test_shared_memory_that_becomes_private();
+  test_places_that_cannot_be();
   test_news();
   test_abort();
   test_damage();

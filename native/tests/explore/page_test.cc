@@ -59,7 +59,7 @@ struct Tensor {
     const int32_t bytes = (plan.parts - 1) * kSlotBytes + 1;
     for (int part = 0; part < plan.parts; ++part) in[part * kSlotBytes] = byte_of(rank, round, part);
     for (int other = 0; other < plan.ranks; ++other) pieces[other] = {other, 0, bytes};
-    recipe = {nullptr, pieces, plan.ranks, static_cast<uint64_t>(bytes)};
+    recipe = {nullptr, pieces, plan.ranks, 0, static_cast<uint64_t>(bytes)};
     carried = {in, out, &recipe, 0, static_cast<uint32_t>(bytes)};
     return {&carried, 1};
   }

@@ -35,6 +35,7 @@ class Rank:
             names=64,
             most_bytes=1024,
             most_bytes_alone=512,
+            most_bytes_shared=0,
             rank=0,
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,
