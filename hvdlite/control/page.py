@@ -285,8 +285,9 @@ class Page:
         self._stop_sharing()  # before the program gets its tensors back
 
     def _stop_sharing(self) -> None:
-        if self._arena is not None and self._library.hvd_page_is_sharing(self.handle):
-            self._arena.stop_sharing()
+        arena = self._arena  # `close` may clear it meanwhile
+        if arena is not None and self._library.hvd_page_is_sharing(self.handle):
+            arena.stop_sharing()
 
     # ----
 
@@ -311,6 +312,7 @@ class Page:
         if not self._is_closed:
             self._is_closed = True
             self._library.hvd_page_close(self.handle)
+            self._arena = None
             self._close_bells()
 
     def __del__(self) -> None:

@@ -1,7 +1,8 @@
 """The tensors in flight on this rank. The user's threads submit tensors and wait; hvdlite's threads finish them.
 
 A submit wakes the coordinator unless an earlier one has woken it and it has not taken the new entries yet. The submits
-of a `burst` wake it once, at the end, because otherwise other threads would run between them.
+of a `burst` wake it once, at the end, because otherwise other threads would run between them. And while entries come in
+a *stream*, one turn after the other, the coordinator looks for them every millisecond, and nobody wakes it.
 
 A signal handler may raise in the main thread between any two steps, and a lock that the main thread holds would then
 stay locked. So submitting and waiting take no lock. Each step is one atomic operation of a built-in container, and an
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import NOBODY, Entry
@@ -27,13 +29,17 @@ from hvdlite.negotiation.handle import Handle, Waiter
 from hvdlite.negotiation.messages import BARRIER_NAME, JOIN_NAME
 from hvdlite.negotiation.unnamed import Unnamed
 
+_STREAM_S: Final = 0.002  # so long after the last turn that took entries the next one belongs to the same stream
+_TURNS: Final = 3  # of a stream, before it is one
+
 
 class InFlight:
     """The entries in flight of one group on this rank. ``wake`` wakes the coordinator.
 
-    ``waiters`` has the waiters of each handle. While it is not empty, at least one thread has waited at any time since
-    ``waited_since``, on the monotonic clock; an interrupted wait counts until its handle is done. With ``keeps_times``,
-    which the observer sets, entries and batches get the times that only a timeline needs.
+    While ``is_stream``, a turn must follow within a millisecond. ``waiters`` has the waiters of each handle. While it
+    is not empty, at least one thread has waited at any time since ``waited_since``, on the monotonic clock; an
+    interrupted wait counts until its handle is done. With ``keeps_times``, which the observer sets, entries and batches
+    get the times that only a timeline needs.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -45,6 +51,9 @@ class InFlight:
         self.waited_since = 0.0
         self.keeps_times = False
         self._is_awake = False  # the coordinator was woken, and has not taken the new entries yet
+        self.is_stream = False
+        self._turns = 0  # of a stream
+        self._taken_at = 0.0
         self._bursts: list[None] = []  # one item for each open burst
         self._error: HvdError | None = None
         self._lock = threading.Lock()  # for threads that finish entries
@@ -202,10 +211,21 @@ class InFlight:
 
     def take_new(self) -> list[Entry]:
         """Takes the entries submitted since the last call, in order. Only turns call it."""
-        self._is_awake = False
+        self._is_awake = self.is_stream
         if self._deferred:
             self._submit_deferred()
         new = self._new[:]
+        is_stream = False
+        if new and not new[-1].caller:  # whose thread does not wait
+            now = time.monotonic()
+            self._turns = self._turns + 1 if now - self._taken_at < _STREAM_S else 1
+            self._taken_at = now
+            is_stream = self._turns >= _TURNS
+        if is_stream:
+            self._is_awake = self.is_stream = True
+        elif self.is_stream:
+            self._is_awake = self.is_stream = False
+            new = self._new[:]  # with what came just before
         for entry in new:
             entry.was_taken_up = True
         del self._new[: len(new)]

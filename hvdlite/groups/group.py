@@ -466,6 +466,8 @@ class Group:
         self._inbox.wake.set()
 
     def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
+        if self._in_flight.is_stream:
+            return 1
         timer = self._next_timer
         sleep_s = None if timer is None else max(0.0, timer - time.monotonic())
         if is_alert:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,34 @@ def test_one_wake_until_what_is_new_was_taken(in_flight: InFlight, wakes: list[b
     assert [each.request.name for each in in_flight.take_new()] == ["a", "b"]
     in_flight.submit(entry("c"))
     assert len(wakes) == 2
+
+
+def test_a_stream_of_submits_wakes_nobody_until_nothing_new_was_found(in_flight: InFlight, wakes: list[bool]) -> None:
+    with patch("time.monotonic", return_value=1.0) as clock:
+        for name in "abc":
+            in_flight.submit(entry(name))
+            assert not in_flight.is_stream
+            in_flight.take_new()
+        assert in_flight.is_stream
+        in_flight.submit(entry("d"))
+        assert len(wakes) == 3
+        assert [each.name for each in in_flight.take_new()] == ["d"]
+        assert in_flight.is_stream
+        assert in_flight.take_new() == []
+        assert not in_flight.is_stream
+        for number, name in enumerate("efgh", 4):
+            clock.return_value += 1.0
+            in_flight.submit(entry(name))
+            assert len(wakes) == number
+            in_flight.take_new()
+            assert not in_flight.is_stream
+
+
+def test_calls_that_wait_are_no_stream(in_flight: InFlight) -> None:
+    for name in "abcde":
+        in_flight.submit_all([entry(name)], will_wait=True)
+        in_flight.take_new()
+        assert not in_flight.is_stream
 
 
 def test_a_bell_that_an_interrupted_wait_has_left_rings_nothing_else(in_flight: InFlight) -> None:
