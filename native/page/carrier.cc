@@ -14,10 +14,9 @@ uint64_t room_of(const hvd_carried& tensor) noexcept { return (tensor.recipe->by
 
 // What may be shared begins with a line for its place.
 uint64_t header_of(const Carried& carried) noexcept {
-  constexpr uint64_t kLeast = 64 << 10;
   if (carried.count != 1) return 0;
   const hvd_recipe& recipe = *carried.tensors[0].recipe;
-  return recipe.is_everything != 0 && recipe.bytes >= kLeast ? 64 : 0;
+  return recipe.is_everything != 0 && recipe.bytes >= kLeastShared ? 64 : 0;
 }
 
 uint64_t room_of(const Carried& carried) noexcept {

@@ -27,7 +27,9 @@ struct Digest {
     hash = mix(mix(hash, agreement.carried_), agreement.consumed_);
     return hash;
   }
-  static uint64_t of(const Carrier& carrier) { return mix(carrier.number_, carrier.part_); }
+  static uint64_t of(const Carrier& carrier) {
+    return mix(mix(carrier.number_, carrier.part_), static_cast<uint64_t>(carrier.stage_));
+  }
   static uint64_t mix(uint64_t hash, uint64_t value) { return explore::mix(hash, value); }
 };
 
@@ -47,12 +49,34 @@ struct Case {
   int slots = 2;             // for these
   int parts = 0;             // of these, if `Carrier` moves them
   bool is_together = false;  // all names are submitted together, and carried so
+  int sharing = -1;          // if not negative: a sum, and the set of ranks that share their tensors
 };
 
 // What ranks carry: one byte for each part, and the rank, round and part in it.
 struct Tensor {
   static uint8_t byte_of(int rank, int round, int part) {
     return static_cast<uint8_t>(round * 16 + rank * 4 + part + 1);
+  }
+
+  // A line for each rank to reduce, whose bytes all ranks can reach if `region` is not null.
+  Carried sum_of(int rank, int round, const Case& plan, uint8_t* region) {
+    const int32_t bytes = 64 * plan.ranks;
+    uint8_t* at = region != nullptr ? region : in;
+    for (int i = 0; i < bytes; ++i) at[i] = static_cast<uint8_t>(round * 16 + rank * 4 + i / 64 + 1);
+    pieces[0] = {rank, 0, bytes};
+    recipe = {&kSum, pieces, 1, 1, static_cast<uint64_t>(bytes)};
+    carried = {at, at, &recipe, 0, static_cast<uint32_t>(bytes)};
+    return {&carried, 1};
+  }
+
+  bool is_sum(int round, const Case& plan) const {
+    const uint8_t* found = static_cast<const uint8_t*>(carried.out);
+    for (int i = 0; i < 64 * plan.ranks; ++i) {
+      int sum = 0;
+      for (int rank = 0; rank < plan.ranks; ++rank) sum += round * 16 + rank * 4 + i / 64 + 1;
+      if (found[i] != static_cast<uint8_t>(sum)) return false;
+    }
+    return true;
   }
 
   Carried of(int rank, int round, const Case& plan) {
@@ -73,6 +97,7 @@ struct Tensor {
     return true;
   }
 
+  static constexpr hvd_reduction kSum = {HVD_UINT8, HVD_SUM, 1.0, 1.0};
   uint8_t in[kMostParts * kSlotBytes], out[kMostRanks * kMostParts * kSlotBytes];
   hvd_piece pieces[kMostRanks];
   hvd_recipe recipe;
@@ -95,7 +120,11 @@ struct World : Bells {
     carriers.clear();
     for (int rank = 0; rank < plan.ranks; ++rank)
       agreements.push_back(std::make_unique<Agreement>(*page, rank, plan.has_bells ? this : nullptr));
-    for (int rank = 0; rank < plan.ranks; ++rank) carriers.push_back(std::make_unique<Carrier>(*page, rank));
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      carriers.push_back(std::make_unique<Carrier>(*page, rank));
+      arenas[rank].adopt(regions, rank, plan.ranks, kRegionBytes);
+      if (plan.sharing >= 0) carriers[rank]->use(&arenas[rank], kRegions);
+    }
     std::memset(submits, 0, sizeof submits);
     std::memset(runs, 0, sizeof runs);
     std::memset(collected, 0, sizeof collected);
@@ -142,7 +171,7 @@ struct World : Bells {
     const bool is_carried =
         plan.carries && first == 0 && is_alone && !(plan.parts == 0 && rank == 0 && submits[rank][0] == 2);
     if (is_carried && plan.parts > 0) {
-      carriers[rank]->put_first(tensors[rank].of(rank, submits[rank][0], plan));
+      carriers[rank]->put_first(tensor_of(rank));
     } else if (is_carried) {
       slots[rank][agreement.carried() % plan.slots].set(bytes_of(rank, submits[rank][0]));
     }
@@ -154,6 +183,13 @@ struct World : Bells {
     if (agreement.submit(submissions, static_cast<uint64_t>(count), 1) != HVD_OK) explore::fail("submit is refused");
     carrying[rank] = is_carried;
     settle(rank);
+  }
+
+  Carried tensor_of(int rank) {
+    const int round = submits[rank][0];
+    if (plan.sharing < 0) return tensors[rank].of(rank, round, plan);
+    uint8_t* region = plan.sharing >> rank & 1 ? arenas[rank].own() : nullptr;
+    return tensors[rank].sum_of(rank, round, plan, region);
   }
 
   static uint64_t bytes_of(int rank, int round) { return static_cast<uint64_t>(round << 8 | (rank + 1)); }
@@ -212,8 +248,9 @@ struct World : Bells {
     if (plan.parts > 0) {
       Tensor& tensor = tensors[rank];
       hvd_spin spin = {};
-      if (carriers[rank]->move(tensor.of(rank, runs[rank][0], plan), &spin, INT64_MAX) != HVD_OK ||
-          !tensor.is_right(runs[rank][0], plan))
+      const int round = runs[rank][0];
+      if (carriers[rank]->move({&tensor.carried, 1}, &spin, INT64_MAX) != HVD_OK ||
+          !(plan.sharing < 0 ? tensor.is_right(round, plan) : tensor.is_sum(round, plan)))
         explore::fail("other bytes are moved");
     }
     for (int other = 0; plan.parts == 0 && other < plan.ranks; ++other) {
@@ -271,6 +308,10 @@ struct World : Bells {
   std::vector<std::unique_ptr<Agreement>> agreements;
   std::vector<std::unique_ptr<Carrier>> carriers;
   Tensor tensors[kMostRanks];
+  static constexpr uint64_t kRegionBytes = 256;
+  static constexpr int32_t kRegions[kMostRanks] = {0, 1, 2};
+  uint8_t regions[kMostRanks * kRegionBytes];
+  shm::Arena arenas[kMostRanks];
   Word<uint64_t> slots[kMostRanks][2];
   Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks], bells[kMostRanks];
   // By rank.
@@ -308,7 +349,11 @@ void show(const Case& plan, const explore::Outcome& outcome) {
   if (plan.has_bells) text += ", bells";
   if (plan.carries) text += ", carried";
   if (plan.is_together) text += " together";
-  if (plan.parts > 0) text += " in " + std::to_string(plan.parts) + " part(s)";
+  if (plan.sharing >= 0) {
+    text += ", shared by " + std::to_string(__builtin_popcount(static_cast<unsigned>(plan.sharing)));
+  } else if (plan.parts > 0) {
+    text += " in " + std::to_string(plan.parts) + " part(s)";
+  }
   if (!outcome.fault.empty()) text += ": " + outcome.fault;
   std::printf("%9llu states: %s\n", static_cast<unsigned long long>(outcome.states), text.c_str());
   std::fflush(stdout);
@@ -349,6 +394,11 @@ const std::vector<Case> kSoon = {
     {2, 2, 3, 0, 4, 0, false, false, false, true, 2, 0, true},
     {2, 3, 2, 1, 3, 0, false, true, false, true, 2, 0, true},
     {3, 2, 1, 0, 2, 0, false, false, false, true, 2, 0, true},
+    {2, 1, 3, 0, 4, 0, false, false, false, true, 2, 1, false, 3},
+    {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 1, false, 3},
+    {3, 1, 2, 0, 2, 0, false, false, false, true, 2, 1, false, 7},
+    {2, 1, 3, 0, 3, 0, false, false, false, true, 2, 1, false, 1},
+    {2, 1, 2, 0, 3, 0, false, false, false, true, 2, 1, false, 0},
 };
 
 // A minute on an idle core.
@@ -369,10 +419,13 @@ void test_that_faults_are_found() {
   show(with_one_slot, outcome);
   CHECK(!outcome.fault.empty());
   const Case in_parts = {2, 1, 1, 1, 4, 0, false, false, false, true, 2, 3};
-  for (Fault fault : {Fault::kNoFence, Fault::kNoWake}) {
-    const explore::Outcome found = explore_case(in_parts, fault);
-    show(in_parts, found);
-    CHECK(!found.fault.empty());
+  const Case shared = {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 1, false, 3};
+  for (const Case& each : {in_parts, shared}) {
+    for (Fault fault : {Fault::kNoFence, Fault::kNoWake}) {
+      const explore::Outcome found = explore_case(each, fault);
+      show(each, found);
+      CHECK(!found.fault.empty());
+    }
   }
 }
 

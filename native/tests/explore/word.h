@@ -20,6 +20,8 @@ void fence();
 
 namespace hvd::page {
 
+constexpr uint64_t kLeastShared = 128;
+
 template <class T>
 class Word {
  public:
