@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S
 from tests.hosts.test_over_ssh import described
 from tests.launcher.hvdrun import COMMAND, read_until, run, started, still_alive
-from tests.launcher.test_allocation import BATCH, FAKES, STEP
+from tests.unit.launcher.where.test_slurm import BATCH, STEP
 
 DESCRIBE = (sys.executable, "-S", "-c", "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))")
 

@@ -15,10 +15,10 @@ import pytest
 
 import hvdlite
 from hvdlite.horovod.runner import run as horovod_run
+from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
 
-FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
 DESCRIBE = (sys.executable, "-S", "-c", "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))")
 
 

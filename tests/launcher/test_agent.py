@@ -292,3 +292,18 @@ def test_a_rank_that_closed_its_stdin_is_reported() -> None:
         running.next(Stdout)
         running.send(Input(0, b"x"))
         assert running.next(Taken) == (0, None)
+
+
+def test_an_agent_needs_the_standard_library_alone() -> None:
+    root = Path(__file__).resolve().parents[2]
+    rooms = ("agent", "stream")
+    modules = [f"{room}.{path.stem}" for room in rooms for path in (root / "launcher" / room).glob("*.py")]
+    assert "agent.agent" in modules
+    program = (
+        "import importlib, sys, types\n"
+        "for name in 'hvdlite', 'hvdlite.launcher':\n"
+        "    sys.modules[name] = types.ModuleType(name); sys.modules[name].__path__ = [sys.argv.pop(1)]\n"
+        "for module in sys.argv[1:]: importlib.import_module(f'hvdlite.launcher.{module}')\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program, str(root / "hvdlite"), str(root / "launcher"), *modules]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)

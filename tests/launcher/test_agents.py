@@ -18,10 +18,9 @@ from hvdlite.launcher.spawners import SshOptions
 from hvdlite.launcher.stream.frames import GREETING
 from hvdlite.launcher.stream.messages import Hello, encode
 from hvdlite.launcher.where.hosts import parse_hosts
+from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive
-
-FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
 
 
 @pytest.fixture

@@ -219,3 +219,20 @@ def test_no_descriptors_left_is_one_line_or_a_box_about_the_rank(limit: int) -> 
     assert "Too many open files" in first
     assert "ulimit -n" in first
     assert [line for line in rest if not line.startswith("+---")] == []
+
+
+def test_the_box_shows_the_frame_that_crashed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import ctypes, numpy, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def deep(n):\n    deep(n - 1) if n else ctypes.string_at(0)\n"
+        "deep(25)\n"
+    )
+    ended = run("-np", "1", sys.executable, str(script))
+    assert ended.returncode == 139, ended.stderr
+    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
+    assert "| where it crashed:\n|   Fatal Python error: Segmentation fault\n|   Current thread" in box
+    assert f'|     File "{script}", line 4 in deep\n' in box
+    assert "| hint: a crash in native code\n" in box
+    assert "Extension modules" not in box

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import run
 
-FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
 SHOWN = {"HVDLITE_SUMMARY": "1"}
 CLASSES = ("compute", "waiting", "communication not hidden", "data loading", "starting", "ending")
 MOST_OFF = 3.0  # percentage points

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import FAKES
 from tests.harness.patience import NEVER_SILENT, PATIENCE_S, until
 from tests.launcher.hvdrun import COMMAND, read_until, run
 
@@ -43,7 +44,6 @@ if {is_late}:
 submit("weights")
 {rest}
 """
-FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
 _END = b"ends a job that waits for so long\n"
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from hvdlite.launcher.cli import main
 from hvdlite.launcher.monitor import folder
+from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S, until
-from tests.hosts.test_over_ssh import FAKES
 from tests.launcher.hvdrun import read_until, run, started
 from tests.launcher.test_terminal import on_terminal
 

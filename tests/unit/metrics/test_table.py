@@ -20,7 +20,7 @@ from hvdlite.metrics.table import Over, Quantities, Quantity, Reader
 from hvdlite.observe.account import Account
 from hvdlite.observe.interpreter import Interpreter
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
-from tests.unit.launcher.top.test_status import _Answers
+from tests.unit.launcher.top.test_rows import Answers
 
 
 def test_names_are_unique_and_there_is_room_in_the_black_box() -> None:
@@ -85,6 +85,6 @@ def test_a_new_gauge_takes_a_row_and_the_place_where_it_is_read(toy: Quantity) -
         recorder.close()
     finally:
         os.close(descriptor)
-    view = Viewer(_Answers([{**status, "rank": rank, "at": 1.0} for rank in (0, 1)], 2)).look()
+    view = Viewer(Answers([{**status, "rank": rank, "at": 1.0} for rank in (0, 1)], 2)).look()
     assert [row.quantities["toy"] for row in view.rows] == [42.0, 42.0]
     assert view.quantities["toy"] == 84.0

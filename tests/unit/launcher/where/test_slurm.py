@@ -11,8 +11,7 @@ from hvdlite.launched_by.slurm import not_of_the_job, without_step
 from hvdlite.launcher.spawners import SshOptions, spawner_of, ways_to
 from hvdlite.launcher.where.hosts import Host
 from hvdlite.launcher.where.slurm import allocation_of
-
-FAKES = str(Path(__file__).resolve().parents[1] / "harness" / "fakes")
+from tests.harness import FAKES
 
 # What Slurm 22.05 sets in the batch script of ``sbatch -N2 --ntasks-per-node=2 -c 2``.
 BATCH = {

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from hvdlite.launcher.screen.last_words import Crash, last_words
-from tests.launcher.hvdrun import run
 
 _TRACE = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    f(x)"]
 _DYNAMO = [
@@ -59,20 +55,3 @@ def test_a_crash_is_the_thread_that_crashed() -> None:
     assert crash.lines[1].startswith(b"Current thread 0x0b")
     assert crash.lines[2:] == frames[:8]
     assert not Crash.begins([b"Extension modules: numpy"])
-
-
-def test_the_box_shows_the_frame_that_crashed(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import ctypes, numpy, threading\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "def deep(n):\n    deep(n - 1) if n else ctypes.string_at(0)\n"
-        "deep(25)\n"
-    )
-    ended = run("-np", "1", sys.executable, str(script))
-    assert ended.returncode == 139, ended.stderr
-    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
-    assert "| where it crashed:\n|   Fatal Python error: Segmentation fault\n|   Current thread" in box
-    assert f'|     File "{script}", line 4 in deep\n' in box
-    assert "| hint: a crash in native code\n" in box
-    assert "Extension modules" not in box

@@ -1,14 +1,15 @@
-"""What hvdrun makes of the finding that a rank is slow: it asks all agents, and never waits for them."""
+"""What hvdrun makes of findings about slow and unresponsive ranks: it asks all agents, and never waits for them."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hvdlite.blackbox.format import Finding
-from hvdlite.launcher.agents.link import Question
+from hvdlite.launcher.agents.link import AgentLink, Question
+from hvdlite.launcher.reports import reports as module
 from hvdlite.launcher.reports.reports import Reports
 
 SAID = "rank 1 on b makes all others wait, 120 ms of each step (30% of the time, for 4 s), between gradients"
@@ -131,3 +132,84 @@ def test_many_findings_at_once_do_not_make_many_questions() -> None:
     for _ in range(100):
         job.find()
     assert len(job.a.asked) == 16
+
+
+# ---- ranks whose Python does not run
+
+
+class _Asked:
+    """A link that is asked for the status of its ranks, and answers at once."""
+
+    def __init__(self, *statuses: object) -> None:
+        self.host, self.pids, self._statuses = "node7", dict[int, int](), list(statuses)
+
+    def ask(self, what: str, **fields: Any) -> Question:
+        question = Question()
+        question.finish(self._statuses if what == "status" else {}, "")
+        return question
+
+
+_UNRESPONSIVE = {"seconds": 12.0, "patience_s": 10.0}
+_STALL = {"seconds": 10, "waits": [{"names": ["a"], "count": 1, "missing": [[0, 0]], "present": []}], "circle": []}
+
+
+class _Said:
+    """What hvdrun says if the agent of three ranks finds again and again that rank 0 is unresponsive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self._now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self._now)
+
+    def message(self, *lines: str) -> None:
+        self.lines += lines
+
+    def after(self, facts: dict[str, Any], *statuses: object, is_named: bool = False) -> list[str]:
+        link = cast(AgentLink, _Asked(*statuses))
+        reports = Reports(cast(Any, self), {link: frozenset(range(3))})
+        if is_named:
+            reports.found(link, 0, Finding("stall", "", _STALL))
+            reports.close()
+            self.lines.clear()
+        for seconds in (0.0, 10.0):
+            self._now = 100.0 + seconds
+            grown = {**facts, "seconds": facts.get("seconds", 0) + seconds}
+            reports.found(link, 0, Finding("unresponsive", "no Python of rank 0 has run", grown))
+            reports.tick(self._now)
+        return self.lines
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> _Said:
+    return _Said(monkeypatch)
+
+
+def test_a_rank_that_runs_no_python_is_named_once_if_others_wait(said: _Said) -> None:
+    waits = {"rank": 1, "waiting_s": 11.0, "names": ["a"]}
+    others = {"rank": 2, "waiting_s": 1.0, "names": ["b"]}, {"rank": 0, "waiting_s": 99.0, "names": []}
+    lines = said.after(_UNRESPONSIVE, waits, *others)
+    assert [line for line in lines if "no Python of rank 0 on node7 runs; rank 1 wait for 'a'" in line] == lines[:1]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        {"rank": 1},
+        {"rank": 1, "waiting_s": 9.0, "names": ["a"]},
+        {"rank": 9, "waiting_s": 90.0, "names": ["a"]},
+        {"waiting_s": 11.0, "names": ["a"]},
+        [],
+    ],
+)
+def test_a_rank_for_which_nobody_waits_is_not_named(said: _Said, status: object) -> None:
+    assert said.after(_UNRESPONSIVE, status) == []
+
+
+def test_a_rank_that_was_named_is_not_named_again(said: _Said) -> None:
+    assert said.after(_UNRESPONSIVE, {"rank": 1, "waiting_s": 11.0, "names": ["a"]}, is_named=True) == []
+
+
+@pytest.mark.parametrize("facts", [{}, {"seconds": 12.0}, {"seconds": -1.0, "patience_s": 10.0}])
+def test_facts_that_say_nothing_are_ignored(said: _Said, facts: dict[str, Any]) -> None:
+    assert said.after(facts, {"rank": 1, "waiting_s": 1e6, "names": ["a"]}) == []

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import pytest
 
 from hvdlite.launched_by.detect import doubt
-from hvdlite.launched_by.slurm import first_host, tasks_of_nodes
 from hvdlite.settings import Start
 from tests.harness.patience import PATIENCE_S
 from tests.unit import engine_environments as recorded
@@ -96,18 +95,6 @@ def test_ranks_of_mpich_on_one_host_are_told_apart_by_what_started_them() -> Non
     assert ended.stdout.splitlines()[1:] == [f"MPICH {os.getpid()}"], ended.stderr
 
 
-def test_what_started_an_inner_job_has_another_value() -> None:
-    program = "import os, subprocess, sys; sys.argv[1:] and subprocess.run(sys.argv[1:]); "
-    program += "from hvdlite.host.ancestor import started_without as found; "
-    program += "print(os.getpid(), found('OF_A_JOB'), found('OF_A_JOB', 0, 'inner'), flush=True)"
-    python = [sys.executable, "-c", program]
-    command = [*python, "env", "OF_A_JOB=inner", *python]
-    environ = {**os.environ, "OF_A_JOB": "outer"}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
-    (_, *of_inner), (outer, *_) = (line.split() for line in ended.stdout.splitlines())
-    assert of_inner == [str(os.getpid()), outer], ended.stderr
-
-
 def test_jobs_and_attempts_have_different_names() -> None:
     restarted = recorded.TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}
     requeued = recorded.SLURM_STEP | {"SLURM_RESTART_COUNT": "1"}
@@ -182,24 +169,3 @@ def test_one_of_several_that_cannot_tell_which_is_refused(environ: Mapping[str, 
 def test_numbers_that_cannot_be_are_named(change: Mapping[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Start.read({**recorded.OPEN_MPI_4, **change})
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("n1", "n1"),
-        ("n[1-2]", "n1"),
-        ("n[08-12,20]-ib,m1", "n08-ib"),
-        ("rack[0-1]n[03,05]", "rack0n03"),
-        ("a,b[1-2]", "a"),
-        ("n[7]", "n7"),
-        ("", ""),
-    ],
-)
-def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
-
-
-def test_the_tasks_of_the_nodes_of_a_step() -> None:
-    assert tasks_of_nodes("2(x3),1") == [2, 2, 2, 1]
-    assert tasks_of_nodes("4") == [4]
