@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 
-from hvdlite.compat.names import MODULES
 from hvdlite.horovod import ray
 
 
@@ -35,8 +34,3 @@ def test_the_signatures_are_those_of_horovod() -> None:
     assert " ".join(inspect.signature(ray.RayExecutor.create_settings).parameters) == (
         "timeout_s ssh_identity_file ssh_str placement_group_timeout_s nics"
     )
-
-
-def test_the_names_are_lent() -> None:
-    found = {name for name in MODULES if name.startswith("horovod.ray")}
-    assert {"horovod.ray", "horovod.ray.elastic", "horovod.ray.runner", "horovod.ray.worker"} == found

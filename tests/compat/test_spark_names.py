@@ -7,7 +7,6 @@ import inspect
 import pytest
 
 import hvdlite.spark
-from hvdlite.compat.names import MODULES
 from hvdlite.horovod import estimators, spark
 
 
@@ -31,13 +30,3 @@ def test_the_signature_is_that_of_horovod() -> None:
         "fn args kwargs num_proc start_timeout use_mpi use_gloo extra_mpi_args env stdout stderr verbose nics "
         "prefix_output_with_timestamp executable"
     )
-
-
-def test_the_names_are_lent() -> None:
-    found = {name for name in MODULES if name.startswith("horovod.spark")}
-    assert {
-        "horovod.spark.torch",
-        "horovod.spark.keras",
-        "horovod.spark.lightning",
-        "horovod.spark.common.store",
-    } < found

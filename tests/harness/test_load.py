@@ -1,4 +1,4 @@
-"""A command beside processes that keep cores busy, and the line that counts skipped tests."""
+"""A command beside processes that keep cores busy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
-from tests import conftest
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive
 
@@ -44,16 +41,3 @@ def test_the_busy_processes_end_with_the_command_or_with_whoever_started_them(nu
         assert still_alive(busy, within_s=PATIENCE_S) == []
         with suppress(ProcessLookupError):
             os.killpg(load.pid, signal.SIGKILL)  # what the command has started
-
-
-def test_what_was_skipped_is_one_line() -> None:
-    def skipped(reason: str) -> Any:
-        return SimpleNamespace(longrepr=("test_x.py", 1, f"Skipped: {reason}"))
-
-    lines: list[str] = []
-    reporter: Any = SimpleNamespace(
-        stats={"skipped": [skipped("needs root"), skipped("test hosts need nftables"), skipped("needs root")]},
-        write_line=lambda line, **_: lines.append(line),
-    )
-    conftest.pytest_terminal_summary(reporter)
-    assert lines == ["skipped: 2 (needs root); 1 (test hosts need nftables)"]

@@ -42,7 +42,3 @@ def test_the_command_works_on_two_hosts(nodes: Network, tmp_path: Path, command:
         accuracy = re.search(r"([0-9.]+) ?%", ended.stdout.splitlines()[-1])
         assert accuracy is not None, ended.stdout
         assert float(accuracy[1]) >= 97
-
-
-def test_there_are_commands() -> None:
-    assert len(COMMANDS) == 4

@@ -22,7 +22,3 @@ def test_the_named_code_exists(path: str, name: str) -> None:
         found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
         assert found, f"{path} has no {name}"
         body = found[0].body
-
-
-def test_the_life_of_a_gradient_is_told_by_names() -> None:
-    assert len(NAMED) > 20

@@ -29,7 +29,3 @@ for page in [ROOT / path for path in files(".md")]:
 
 def test_page(report: Report, name: str) -> None:
     assert report[name] == ""
-
-
-def test_there_are_blocks() -> None:
-    assert len(scenario.names) >= 4

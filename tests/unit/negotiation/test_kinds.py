@@ -1,8 +1,7 @@
-"""The table of the kinds of collectives: it has all of them, its rows are right, and nobody else knows the kinds."""
+"""The table of the kinds of collectives: it has all of them, and its rows are right."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,7 +11,6 @@ from hvdlite.negotiation.kinds import KINDS, Row
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.rows import received_by
 from hvdlite.tensors.dtypes import Average
-from tests.house.tree import ROOT, files
 from tests.unit.replicas import request
 
 SIZES = (1, 2, 3, 5)
@@ -91,16 +89,3 @@ def test_a_message_moves_between_two_ranks_only() -> None:
         assert [is_well_formed(asked, rank, 3) for rank in range(3)] == [False, True, True]
         moved = KINDS[Kind.SEND].moves(asked, (), 3)
         assert [received_by(moved, rank) for rank in range(3)] == [(0, 0, 0), (0, 0, count), (0, 0, 0)]
-
-
-def test_only_the_table_knows_the_kinds() -> None:
-    """Those that planes have no collective for are named where users call them, and nowhere else."""
-    others = "|".join(row.kind.name for row in KINDS if row.runs_as is not row.kind)
-    named = {
-        str(path.parent)
-        for path in files(".py")
-        if path.parts[0] == "hvdlite" and re.search(rf"Kind\.({others})\b", (ROOT / path).read_text())
-    }
-    assert named == {"hvdlite/negotiation", "hvdlite/ops"}
-    for path in (ROOT / "hvdlite/negotiation").glob("*.py"):
-        assert path.name == "kinds.py" or not re.search(rf"Kind\.({others})\b", path.read_text()), path
