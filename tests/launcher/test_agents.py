@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def test_no_more_than_so_many_handshakes_at_once(agents: Agents, monkeypatch: py
     assert max(at_once) == 2
 
 
-def test_those_that_fail_are_named_and_the_others_stay(agents: Agents, said: list[str]) -> None:
+def test_those_that_fail_are_named_and_the_others_stay(
+    agents: Agents, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REASON_S", PATIENCE_S)  # however long ssh takes to end after its last line
     agents.try_to_connect(parse_hosts("refused,a,denied,noisy"))
     assert list(agents.links) == ["a", "noisy"]
     assert {host: reason[:3] for host, reason in agents.failures.items()} == {"refused": "ssh", "denied": "me@"}
@@ -76,7 +80,7 @@ def test_those_that_fail_are_named_and_the_others_stay(agents: Agents, said: lis
     assert not [line for line in said if line.startswith(("refused", "denied"))]  # it is the reason already
 
 
-def test_a_line_of_ssh_is_shown_although_the_agent_has_not_come(
+def test_a_line_of_ssh_that_does_not_end_is_shown_after_half_a_second_although_the_agent_has_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(touched := tmp_path / "touched")
@@ -86,12 +90,19 @@ def test_a_line_of_ssh_is_shown_although_the_agent_has_not_come(
         f"#!/bin/sh\necho Touch your key >&2\nread -r _ < '{touched}'\ncat '{tmp_path}/hello'\nexec cat > /dev/null\n"
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with (
-        touched.open("r+b", buffering=0) as key,
-        Agents(SshOptions(), lambda line: os.writev(key.fileno(), [line.encode(), b"\n"])) as opened,
-    ):
-        opened.connect(parse_hosts("a"))
-        assert list(opened.links) == ["a"]
+    shown: dict[str, float] = {}
+    with touched.open("r+b", buffering=0) as key:
+
+        def touch(line: str) -> None:
+            shown[line] = time.monotonic() - begun
+            key.write(b"touched\n")
+
+        with Agents(SshOptions(), touch) as opened:
+            begun = time.monotonic()
+            opened.connect(parse_hosts("a"))
+            assert list(opened.links) == ["a"]
+    assert list(shown) == ["a: Touch your key"]
+    assert shown["a: Touch your key"] >= 0.5  # until then it may be why ssh ends
 
 
 def test_the_first_that_fails_ends_a_connect_and_the_others_are_named_too(agents: Agents) -> None:
