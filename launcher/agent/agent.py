@@ -137,8 +137,8 @@ class Agent:
                 take_files(data)
             case messages.Input(rank, data):
                 self._feed(rank, data)
-            case messages.Ask(what="stacks"):
-                self._answerer.begin(message, self._looking(message))
+            case messages.Ask(question=question, what="Stacks"):
+                self._answerer.begin(message, self._looking(question))
             case messages.Ask():
                 self._answerer.begin(message)
             case messages.Start():
@@ -153,12 +153,12 @@ class Agent:
             case _:
                 raise FrameError(f"the message {type(message).__name__} is for hvdrun")
 
-    def _looking(self, question: messages.Ask) -> Callable[[], Any]:
+    def _looking(self, question: Any) -> Callable[[], Any]:
         from .inspection.look import looking
 
         try:
-            return looking(self._workers, question.fields)
-        except (AttributeError, KeyError, OSError, TypeError) as error:  # of the fields; OSError: no more descriptors
+            return looking(self._workers, question)
+        except OSError as error:  # no more descriptors
             return partial(_fail, error)
 
     def _send_answers(self) -> None:

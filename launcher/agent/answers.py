@@ -1,9 +1,9 @@
 """An agent's answers to questions about its host: one row of the table and one function for each kind of question.
 
-A function gets the fields of the question and returns a JSON value; an exception about the question or the host
-(OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a thread of its own, so that a
-slow one delays nothing. Answers need only the standard library, and import what they need when they are first asked: an
-agent of hvdrun's own host is asked next to nothing, and starts sooner.
+A function gets the question (`launcher.stream.questions`) and returns a JSON value; an exception about the host
+(OSError, ValueError) becomes the answer's error. Each question is answered in a thread of its own, so that a slow one
+delays nothing. Answers need only the standard library, and import what they need when they are first asked: an agent of
+hvdrun's own host is asked next to nothing, and starts sooner.
 """
 
 from __future__ import annotations
@@ -27,26 +27,12 @@ if TYPE_CHECKING:
     from .archive import Archive
     from .network.probe import Prober
 
-Fields = Mapping[str, Any]
 
-
-def is_folder(question: Fields) -> bool:
-    """True if ``path`` is a folder that this user may enter."""
-    path = Path(question["path"])
-    return path.is_dir() and os.access(path, os.X_OK)
-
-
-def is_there(question: Fields) -> bool:
-    """True if a file or folder ``path`` exists."""
-    return Path(question["path"]).exists()
-
-
-def free_ports(question: Fields) -> list[int]:
-    """Up to ``count`` TCP ports that are free on ``address``; the last such of ``ports`` ([first, last], None for any).
+def free_ports(address: str, ports: tuple[int, int] | None, count: int) -> list[int]:
+    """Up to ``count`` TCP ports that are free on ``address``; the last of ``ports`` (first and last, None: any).
 
     Raises OSError if there is none.
     """
-    address, ports, count = question["address"], question["ports"], question["count"]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found: list[int] = []
     with ExitStack() as held:  # until all are found, so that none is found twice
@@ -65,9 +51,9 @@ def free_ports(question: Fields) -> list[int]:
     return found
 
 
-def free_port(question: Fields) -> int:
-    """One of `free_ports`."""
-    return free_ports({**question, "count": 1})[0]
+def free_port(address: str) -> int:
+    """A TCP port that is free on ``address``."""
+    return free_ports(address, None, 1)[0]
 
 
 def take_files(piece: bytes) -> None:
@@ -89,36 +75,40 @@ def _prober() -> Prober:
     return Prober()
 
 
-def _network(question: Fields) -> dict[str, Any]:
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and os.access(path, os.X_OK)
+
+
+def _network() -> dict[str, Any]:
     from .network.interfaces import describe_network
 
     return describe_network()
 
 
-def _machine(question: Fields) -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     from hvdlite.host.machine import describe_machine
 
     return describe_machine()
 
 
-def _software(question: Fields) -> dict[str, Any]:
+def _software() -> dict[str, Any]:
     from .software import examine
 
     return examine()
 
 
-ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
-    "is_folder": is_folder,
-    "is_there": is_there,
-    "free_ports": free_ports,
-    "unpack": lambda question: _archive().unpack(question),
-    "network": _network,
-    "listen": lambda question: _prober().listen(question),
-    "dial": lambda question: _prober().dial(question),
-    "unlisten": lambda question: _prober().close(question),
-    "clock": lambda question: time.time(),
-    "machine": _machine,
-    "software": _software,
+ANSWERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "IsFolder": lambda question: _is_folder(Path(*question)),
+    "IsThere": lambda question: Path(*question).exists(),
+    "FreePorts": lambda question: free_ports(*question),
+    "Unpack": lambda question: _archive().unpack(*question),
+    "Network": lambda _: _network(),
+    "Listen": lambda question: _prober().listen(question),
+    "Dial": lambda question: _prober().dial(question),
+    "Unlisten": lambda _: _prober().close(),
+    "Clock": lambda _: time.time(),
+    "Machine": lambda _: _machine(),
+    "Software": lambda _: _software(),
 }
 
 
@@ -128,7 +118,7 @@ class Answerer:
     ``more`` has the rows of those about the workers.
     """
 
-    def __init__(self, more: Mapping[str, Callable[[Fields], Any]]) -> None:
+    def __init__(self, more: Mapping[str, Callable[[Any], Any]]) -> None:
         self._table = {**ANSWERS, **more}
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._readable, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -150,11 +140,7 @@ class Answerer:
     def _answer(self, question: Ask, prepared: Callable[[], Any] | None) -> None:
         answer, error = None, ""
         try:
-            if prepared is None and question.what not in self._table:
-                raise ValueError(f"this agent has no answer to {question.what!r}")
-            answer = prepared() if prepared else self._table[question.what](question.fields)
-        except KeyError as lack:
-            error = f"the question {question.what!r} lacks {lack}"
+            answer = prepared() if prepared else self._table[question.what](question.question)
         except (OSError, ValueError) as problem:
             error = str(problem) or repr(problem)
         except Exception as failure:  # each question is answered, or hvdrun waits

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 _DAMAGED: Final = (tarfile.TarError, EOFError, zlib.error)
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Archive:
@@ -38,16 +36,16 @@ class Archive:
         except OSError as error:
             self._problem = error
 
-    def unpack(self, question: Mapping[str, Any]) -> str:
+    def unpack(self, name: str) -> str:
         """Makes the folder called ``name`` hold what the archive has, and returns its path.
 
         Files that an earlier archive brought and this one lacks are removed; all others stay. Raises OSError and
         ValueError with the folder as it was, or with some of the new files in place.
         """
-        name, file = question["name"], self._file
+        file = self._file
         if self._problem is not None:
             raise self._problem
-        if file is None or not _NAME.fullmatch(name):
+        if file is None:
             raise ValueError(f"no archive for {name!r} has come")
         self._file = None
         folder = Path.home() / ".cache" / "hvdlite" / "sync" / name

@@ -3,7 +3,7 @@
     with Agents(options, say) as agents:
         agents.connect(hosts)                       # all at once; raises CannotStart for the first that fails
         agents.hellos["a"].cores
-        agents.ask("is_folder", {host: {"path": cwd} for host in agents.links})
+        agents.ask({host: questions.IsFolder(cwd) for host in agents.links})
 
 When the ``with`` block ends, so do the agents and everything they started.
 """
@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hvdlite.blackbox.format import printable
 from hvdlite.errors import CannotStart
@@ -27,6 +27,9 @@ from ..stream.messages import FromAgent, Signalled
 from ..where.hosts import Host
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way
+
+if TYPE_CHECKING:
+    from ..stream import questions
 
 MAX_HANDSHAKES: Final = 64  # at once
 HELLO_S: Final = 30.0  # from the start of ssh to the agent's hello
@@ -97,17 +100,17 @@ class Agents:
                     self._show_lines(link, reason)
         self.links = {name: self.links[name] for name in order if name in self.links}
 
-    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """Asks each host of ``questions`` with those fields, all at once, and returns their answers by host.
+    def ask(self, what: Mapping[str, questions.Question], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        """Asks each host its question, all at once, and returns the answers by host.
 
         Raises CannotStart for the first host that answers with an error, not in time, or not at all.
         """
         scope = Scope.of(timeout_s)
-        asked = {host: self.links[host].ask(what, **fields) for host, fields in questions.items()}
+        asked = {host: self.links[host].ask(question) for host, question in what.items()}
         self._wait_for(list(asked.values()), scope)
         for host, question in asked.items():
             if not question.is_done:
-                raise CannotStart(host, f"it did not answer {what!r} within {timeout_s:g} s.")
+                raise CannotStart(host, f"it did not answer {type(what[host]).__name__!r} within {timeout_s:g} s.")
             if question.error:
                 gone = self.links[host].is_over
                 raise CannotStart(host, f"{self.links[host].explain() if gone else question.error}.")

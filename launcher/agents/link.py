@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from hvdlite.host.processes import signal_group
 
@@ -34,6 +34,9 @@ from ..stream.messages import (
 )
 from ..where.hosts import Host
 from .ways import Receiver, Way
+
+if TYPE_CHECKING:
+    from ..stream import questions
 
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _END_S: Final = 2.0
@@ -110,15 +113,15 @@ class AgentLink:
         """The number of bytes that were not written yet."""
         return self.way.waiting_bytes
 
-    def ask(self, what: str, **fields: Any) -> Question:
-        """Asks the agent a question of the table in `answers`; turns of the loop bring the answer."""
+    def ask(self, what: questions.Question) -> Question:
+        """Asks the agent; turns of the loop bring the answer."""
         question = Question()
         if self.is_over:
             question.finish(None, _GONE)
             return question
         self._asked += 1
         self._questions[self._asked] = question
-        self.send(Ask(self._asked, what, fields))
+        self.send(Ask(self._asked, what))
         return question
 
     def send(self, message: Message) -> None:

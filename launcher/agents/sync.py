@@ -24,6 +24,7 @@ from typing import IO, Final
 from hvdlite.errors import CannotStart, LaunchError
 
 from ..stream.messages import Files
+from ..stream.questions import Unpack
 from .agents import Agents
 
 MAX_BYTES: Final = 256 << 20
@@ -43,11 +44,8 @@ def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, report: Call
         size = os.fstat(archive.fileno()).st_size
         report(f"--sync sends {count} file(s), {-(-size >> 10)} KiB packed, to {', '.join(hosts)}")
         _send(agents, hosts, archive)
-    name = _name_of(folder)
-    return {
-        host: str(path)
-        for host, path in agents.ask("unpack", {host: {"name": name} for host in hosts}, _UNPACK_S).items()
-    }
+    answers = agents.ask(dict.fromkeys(hosts, Unpack(_name_of(folder))), _UNPACK_S)
+    return {host: str(path) for host, path in answers.items()}
 
 
 def pack(folder: Path, archive: IO[bytes]) -> int:

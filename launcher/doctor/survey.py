@@ -16,6 +16,7 @@ from hvdlite.errors import CannotStart
 from ..network.attempts import Attempt, HostsUnreached
 from ..network.candidates import Candidate, Network
 from ..network.connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
+from ..stream import questions
 from ..stream.fields import read
 from .facts import parse_clock, parse_machine, parse_software
 
@@ -61,15 +62,15 @@ class Survey:
 
 def examine_hosts(ask: Ask, survey: Survey) -> None:
     """Asks every usable host for its facts."""
-    for host, network in _ask(ask, "network", partial(read, Network), survey):
+    for host, network in _ask(ask, questions.Network(), partial(read, Network), survey):
         host.network = network
-    for host, machine in _ask(ask, "machine", parse_machine, survey, _MACHINE_S):
+    for host, machine in _ask(ask, questions.Machine(), parse_machine, survey, _MACHINE_S):
         host.machine = machine
-    for host, software in _ask(ask, "software", parse_software, survey, _SOFTWARE_S):
+    for host, software in _ask(ask, questions.Software(), parse_software, survey, _SOFTWARE_S):
         host.software = software
     for name in survey.usable:
         sent = time.time()
-        for host, clock_s in _ask(ask, "clock", parse_clock, survey, hosts=[name]):
+        for host, clock_s in _ask(ask, questions.Clock(), parse_clock, survey, hosts=[name]):
             host.clock_ahead_s = clock_s - (sent + time.time()) / 2
 
 
@@ -119,7 +120,7 @@ def _measure(ask: Ask, addresses: Mapping[str, Candidate], ports: range | None) 
 
 def _ask(
     ask: Ask,
-    what: str,
+    what: questions.Question,
     parse: Callable[[Any], _Fact],
     survey: Survey,
     timeout_s: float = 10.0,
@@ -130,7 +131,7 @@ def _ask(
     answers: Mapping[str, Any] | None = None
     while asked and answers is None:
         try:
-            answers = ask(what, {name: {} for name in asked}, timeout_s)
+            answers = ask(dict.fromkeys(asked, what), timeout_s)
         except CannotStart as error:
             survey.hosts[error.host].problem = error.reason
             asked.remove(error.host)

@@ -27,6 +27,7 @@ from ..network.connect_test import choose_addresses
 from ..options.hosts import HostOptions
 from ..options.job import JobOptions
 from ..stream.hello import Hello
+from ..stream.questions import FreePorts, IsFolder, IsThere
 from ..where.hosts import Host, is_local
 
 _HERE: Final = "127.0.0.1"
@@ -66,7 +67,7 @@ def sketch(request: Request, job: Job) -> Plan:
     assumed = {
         name: Resources(count, (_LATER,) * count * (request.job.gpus_per_rank or 0)) for name, count in slots.items()
     }
-    ports = free_ports({"address": _HERE, "ports": None, "count": PORTS})
+    ports = free_ports(_HERE, None, PORTS)
     plan = make_plan(
         request.command,
         placements,
@@ -100,8 +101,8 @@ def prepare(request: Request, job: Job, agents: Agents, report: Callable[[str], 
     of_host = _networks(request, agents, hosts, report) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
-    allowed = [request.where.ports[0], request.where.ports[-1]] if request.where.ports and of_host else None
-    ports = agents.ask("free_ports", {first: {"address": address, "ports": allowed, "count": PORTS}})[first]
+    allowed = (request.where.ports[0], request.where.ports[-1]) if request.where.ports and of_host else None
+    ports = agents.ask({first: FreePorts(address, allowed, PORTS)})[first]
     if not isinstance(ports, list) or not ports or any(type(port) is not int for port in ports):
         raise CannotStart(first, "its agent found no free port.")
     return make_plan(
@@ -133,7 +134,7 @@ def _folders(request: Request, agents: Agents, hosts: Sequence[str], report: Cal
     remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
     if request.job.syncs:
         return copy_folder(agents, remote, cwd, report) if remote else {}
-    for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
+    for host, has_it in agents.ask(dict.fromkeys(remote, IsFolder(str(cwd)))).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
     return {}
@@ -146,7 +147,7 @@ def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], 
         return
     remote = [host for host in hosts if agents.links[host].is_remote]
     paths = {host: str(Path(folders.get(host, Path.cwd()), script)) for host in remote}
-    for host, is_there in agents.ask("is_there", {host: {"path": path} for host, path in paths.items()}).items():
+    for host, is_there in agents.ask({host: IsThere(path) for host, path in paths.items()}).items():
         if is_there is not True:
             advice = (
                 "git would not commit it, so --sync left it out" if host in folders else "use --sync, or the same path"

@@ -4,7 +4,7 @@ It is served in hvdrun's own loop, never waits, and asks an agent only if somebo
 without it: if it cannot be made, or breaks, nobody can ask, and that is all.
 
 A question is a line of JSON, ``{"what": ..., "ranks": [...]}``, where no ranks stand for all. ``job`` is answered here,
-and the others of `QUESTIONS` by the agents of those ranks: their answers come as they are, ``{"host", "ranks",
+and `QUESTIONS` by the agents of those ranks: their answers come as they are, ``{"host", "ranks",
 "answer"}`` or ``{"host", "ranks", "error"}``, one line each, and whoever shows them checks them. ``{"done": true}``
 ends an answer, and ``{"ended": code}`` the job. Who sends anything else is disconnected.
 """
@@ -22,12 +22,12 @@ from hvdlite.net.listener import Listener
 from hvdlite.net.untrusted import parse
 
 from ..agents.link import AgentLink, Question
+from ..stream import questions
 from ..stream.fields import Yes, each, exactly, optional, read
 from ..stream.loop import READ, WRITE, Loop
 from . import folder
 
 ANSWER_S: Final = 20.0
-QUESTIONS: Final = ("job", "blackbox", "stacks", "status")
 
 _MOST_CALLERS: Final = 16
 _MOST_BYTES: Final = 64 << 10  # of a question
@@ -40,6 +40,13 @@ class Asked(NamedTuple):
     what: Annotated[str, exactly(str)]
     ranks: Annotated[tuple[int, ...] | None, optional(each(exactly(int), _MOST_BYTES))] = None
     all: Yes = False
+
+
+QUESTIONS: Final[Mapping[str, Callable[[tuple[int, ...], Asked], questions.Question]]] = {
+    "blackbox": lambda ranks, _: questions.Boxes(ranks),
+    "stacks": lambda ranks, asked: questions.Stacks(ranks, asked.all),
+    "status": lambda ranks, _: questions.Status(ranks),
+}
 
 
 class _Caller:
@@ -210,8 +217,8 @@ class Monitor:
             caller.add(error="there is no such question")
         else:
             for link, ranks in self._ranks.items():
-                if chosen := [rank for rank in ranks if asked.ranks is None or rank in asked.ranks]:
-                    question = link.ask(asked.what, ranks=chosen, all=asked.all)
+                if chosen := tuple(rank for rank in ranks if asked.ranks is None or rank in asked.ranks):
+                    question = link.ask(QUESTIONS[asked.what](chosen, asked))
                     caller.asked.append((link.host, chosen, question))
         caller.pass_on(is_late=False)
 

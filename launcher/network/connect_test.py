@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 from hvdlite.errors import CannotStart
 
+from ..stream import questions
 from ..stream.fields import Short, each, integer, mapping, number, one_of, optional, read, record, short
 from .attempts import DIAL_S, PROBLEMS, Attempt, HostsUnreached
 from .candidates import Candidate, Network, rank_candidates
@@ -30,13 +31,11 @@ class Ask(Protocol):
     Raises CannotStart naming a host that does not answer in time, or whose answer is an error.
     """
 
-    def __call__(
-        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
-    ) -> Mapping[str, Any]: ...
+    def __call__(self, what: Mapping[str, questions.Question], timeout_s: float = ...) -> Mapping[str, Any]: ...
 
 
 class Listening(NamedTuple):
-    """The answer to ``listen``: the ports on which a host listens, and why it could not, by address."""
+    """The answer to `Listen`: the ports on which a host listens, and why it could not, by address."""
 
     ports: Annotated[Mapping[str, int], mapping(integer(1, 65535))]
     problems: Annotated[Mapping[str, str], mapping(short)]
@@ -53,7 +52,7 @@ class Result(NamedTuple):
 
 
 class Dialled(NamedTuple):
-    """The answer to ``dial``, in the order of its targets."""
+    """The answer to `Dial`, in the order of its targets."""
 
     results: Annotated[tuple[Result, ...], each(record(Result), 1 << 16)]
 
@@ -90,7 +89,7 @@ def choose_addresses(
 def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
     """Asks each host for its interfaces. Raises CannotStart for a host with an invalid answer."""
     networks = {}
-    for host, answer in ask("network", {host: {} for host in hosts}).items():
+    for host, answer in ask(dict.fromkeys(hosts, questions.Network())).items():
         with _blaming(host):
             networks[host] = read(Network, answer)
     return networks
@@ -110,13 +109,13 @@ def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | None) -> Probe:
     """Has each host listen on its ``addresses``. Raises CannotStart for a host with an invalid answer."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
-    limits = [ports[0], ports[-1]] if ports else None
-    shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
-    questions = {
-        host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
+    limits = (ports[0], ports[-1]) if ports else None
+    asked = {
+        host: questions.Listen(token, number, tuple(addresses[host]), limits, _LIFETIME_S)
+        for number, host in enumerate(hosts)
     }
     listening = {}
-    for host, answer in ask("listen", questions).items():
+    for host, answer in ask(asked).items():
         with _blaming(host):
             listening[host] = found = read(Listening, answer)
             if lacking := [address for address in addresses[host] if address not in {**found.ports, **found.problems}]:
@@ -126,7 +125,7 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
 
 def close_probe(ask: Ask, probe: Probe) -> None:
     """Stops the listeners."""
-    ask("unlisten", {host: {} for host in probe.hosts})
+    ask(dict.fromkeys(probe.hosts, questions.Unlisten()))
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
@@ -141,11 +140,11 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
             attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
         else:
             targets.setdefault(dialler, []).append(candidate)
-    shared = {"token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
-    questions = {
-        dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
+    asked = {
+        dialler: questions.Dial(probe.token, tuple(_target(probe, one) for one in listed), DIAL_S, bulk_s)
+        for dialler, listed in targets.items()
     }
-    for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
+    for dialler, answer in ask(asked, _DIAL_PATIENCE_S).items():
         with _blaming(dialler):
             results, listed = read(Dialled, answer).results, targets[dialler]
             if len(results) != len(listed):
@@ -175,9 +174,8 @@ def _attempt(dialler: str, candidate: Candidate, result: Result, hosts: Sequence
     return Attempt(dialler, candidate, result.problem, detail, result.rtt_us, result.mb_per_s)
 
 
-def _target(probe: Probe, one: Candidate) -> dict[str, Any]:
-    port = probe.listening[one.host].ports[one.address]
-    return {"host": probe.hosts.index(one.host), "address": one.address, "port": port}
+def _target(probe: Probe, one: Candidate) -> questions.Target:
+    return questions.Target(probe.hosts.index(one.host), one.address, probe.listening[one.host].ports[one.address])
 
 
 def _try_all(

@@ -21,6 +21,7 @@ from hvdlite.blackbox.format import Finding
 from ..agents.answers import Rank, Status
 from ..agents.link import AgentLink
 from ..screen.screen import Screen
+from ..stream import questions
 from ..stream.fields import Figure, line, listed, read
 from .causes import Window, explain, windows
 from .stalls import MOST_ASKED, Missing, Stall, StallReport, name_of, read_lingering, read_stall
@@ -30,7 +31,7 @@ _CAUSE_S: Final = 3.0  # for an agent to answer
 _STATUS_S: Final = 3.0
 _STACKS_S: Final = 8.0
 _WINDOW_S: Final = (4.0, 15.0)  # of the evidence: at least a few looks of the agents, at most what they keep
-_MOST_OPEN: Final = {"evidence": 16, "status": 8, "stacks": 8}  # surveys
+_MOST_OPEN: Final = {questions.Evidence: 16, questions.Status: 8, questions.Stacks: 8}  # surveys
 _MOST_NAMES: Final = 2  # for which a rank waits
 _MOST_CHARACTERS: Final = 600
 _NO_ANSWER: Final = f"no answer within {_STACKS_S:.0f} s"
@@ -81,10 +82,10 @@ class Reports:
         elif finding.kind == "lingers":
             if (stall := read_lingering(rank, finding.facts)) and not self._has_named(rank, now - stall.seconds):
                 self._report(stall, now)
-        elif finding.kind == "straggler" and (slow := _slow(finding.facts)) and self._may_ask("evidence"):
+        elif finding.kind == "straggler" and (slow := _slow(finding.facts)) and self._may_ask(questions.Evidence):
             seconds = min(max(slow.since_s, _WINDOW_S[0]), _WINDOW_S[1])
             then = partial(self._explain, slow)
-            self._surveys.begin("evidence", self._ranks, now + _CAUSE_S, then, seconds=seconds)
+            self._surveys.begin(questions.Evidence, self._ranks, now + _CAUSE_S, then, seconds=seconds)
         elif not (
             finding.kind == "stall"
             and (stall := read_stall(finding.facts, len(self._link_of)))
@@ -100,7 +101,7 @@ class Reports:
         """Reports the rest."""
         self._surveys.tick(math.inf, _TOO_EARLY)
 
-    def _may_ask(self, what: str) -> bool:
+    def _may_ask(self, what: type[questions.OfRanks]) -> bool:
         return self._surveys.count(what) < _MOST_OPEN[what]
 
     def _has_named(self, rank: int, since: float) -> bool:
@@ -108,7 +109,7 @@ class Reports:
 
     def _report(self, stall: Stall, now: float) -> bool:
         """Begins a report, which is shown when the stacks are there. False if there are too many."""
-        if not self._may_ask("stacks"):
+        if not self._may_ask(questions.Stacks):
             return False
         self._named_at |= dict.fromkeys(stall.missing, now)
         report, ranks = StallReport(stall, self._link_of), dict[AgentLink, list[int]]()
@@ -118,7 +119,7 @@ class Reports:
         def show(survey: Survey, why_silent: str) -> None:
             self._screen.message(*report.lines(survey, why_silent))
 
-        self._surveys.begin("stacks", ranks, now + _STACKS_S, show, all=False)
+        self._surveys.begin(questions.Stacks, ranks, now + _STACKS_S, show, all=False)
         self.latest, self.latest_at = report.headline, now
         return True
 
@@ -128,9 +129,9 @@ class Reports:
             seconds, patience_s = read(_Unresponsive, facts)
         except ValueError:
             return
-        if 0 < patience_s <= seconds and self._may_ask("status") and not self._has_named(rank, now - seconds):
+        if 0 < patience_s <= seconds and self._may_ask(questions.Status) and not self._has_named(rank, now - seconds):
             then = partial(self._report_unresponsive, rank, seconds, patience_s)
-            self._surveys.begin("status", self._ranks, now + _STATUS_S, then)
+            self._surveys.begin(questions.Status, self._ranks, now + _STATUS_S, then)
 
     def _report_unresponsive(self, rank: int, seconds: float, patience_s: float, survey: Survey, why: str) -> None:
         waits: dict[int, list[str]] = {}

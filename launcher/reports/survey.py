@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..agents.link import AgentLink, Question
+from ..stream.questions import OfRanks
 
 
 class Survey(NamedTuple):
     """The ranks that each agent was asked about, and the question. ``then`` is called when the survey is over."""
 
-    what: str
+    what: type[OfRanks]
     until: float
     asked: Sequence[tuple[AgentLink, Sequence[int], Question]]
     then: Callable[[Survey, str], None]
@@ -37,20 +38,20 @@ class Surveys:
         """When some agent has had its time to answer, on the monotonic clock."""
         return min((survey.until for survey in self._open), default=None)
 
-    def count(self, what: str) -> int:
+    def count(self, what: type[OfRanks]) -> int:
         """How many surveys ask ``what`` now."""
-        return sum(survey.what == what for survey in self._open)
+        return sum(survey.what is what for survey in self._open)
 
     def begin(
         self,
-        what: str,
+        what: type[OfRanks],
         ranks: Mapping[AgentLink, Sequence[int]],
         until: float,
         then: Callable[[Survey, str], None],
         **fields: Any,
     ) -> None:
-        """Asks all agents of ``ranks``."""
-        asked = [(link, those, link.ask(what, ranks=those, **fields)) for link, those in ranks.items()]
+        """Asks all agents ``what``, with these ``fields``, about their ``ranks``."""
+        asked = [(link, those, link.ask(what(tuple(those), **fields))) for link, those in ranks.items()]
         self._open.append(Survey(what, until, asked, then))
 
     def tick(self, now: float, why_silent: str) -> None:

@@ -20,7 +20,7 @@ from hvdlite.version import NATIVE_ABI, __version__
 
 from .fields import Count, integer, text
 
-PROTOCOL: Final = 7  # of the messages between hvdrun and agents
+PROTOCOL: Final = 8  # of the messages between hvdrun and agents
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
 _Text = Annotated[str, text(4096)]  # the names of MAX_GPUS fit

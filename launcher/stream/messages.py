@@ -17,7 +17,7 @@ as they are, behind the numbers of their message; everything else is JSON.
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 from hvdlite.blackbox.format import FINDING_BYTES, NBYTES, Finding
 from hvdlite.blackbox.times import MOST_S, Spent
@@ -42,6 +42,9 @@ from .fields import (
 from .frames import FrameError, FrameReader, pack
 from .hello import Hello
 from .signals import ANNOUNCING, ENDING
+
+if TYPE_CHECKING:
+    from .questions import Question
 
 _NUMBER: Final = struct.Struct("!I")
 _MOST_NUMBER: Final = (1 << 32) - 1  # of ranks and channels
@@ -109,12 +112,22 @@ class End(NamedTuple):
     grace_s: Figure
 
 
+def _question(what: str, fields: object) -> Any:
+    from .questions import QUESTIONS
+
+    return read(QUESTIONS[what], fields)
+
+
 class Ask(NamedTuple):
-    """The question ``what``, a row of `launcher.agent.answers`, with its fields."""
+    """A question, one of `launcher.stream.questions`."""
 
     id: Number
-    what: Text
-    fields: Annotated[Mapping[str, Any], exactly(dict)]
+    question: Annotated["Question", row(_question, (_is_text, exactly(dict)))]
+
+    @property
+    def what(self) -> str:
+        """The name of the question, by which it travels and is found in tables of answers."""
+        return type(self.question).__name__
 
 
 class Lease(NamedTuple):
@@ -286,7 +299,10 @@ def encode(message: Message) -> bytes:
         *numbers, data = cast(tuple[Any, ...], message)
         payload = b"".join([*map(_NUMBER.pack, numbers), data])
     else:
-        payload = json.dumps(message._asdict()).encode()
+        fields = message._asdict()
+        if isinstance(message, Ask):
+            fields["question"] = message.what, message.question._asdict()
+        payload = json.dumps(fields).encode()
     return pack(_KIND_OF[type(message)], payload)
 
 

@@ -18,6 +18,7 @@ from hvdlite.launcher.agents.link import AgentLink
 from hvdlite.launcher.spawners import SshOptions
 from hvdlite.launcher.stream.frames import GREETING
 from hvdlite.launcher.stream.messages import Hello, encode
+from hvdlite.launcher.stream.questions import Clock, IsFolder, Unpack
 from hvdlite.launcher.where.hosts import parse_hosts
 from tests.harness import FAKES
 from tests.harness.patience import PATIENCE_S
@@ -119,12 +120,11 @@ def test_an_agent_that_says_nothing_is_given_up(agents: Agents, monkeypatch: pyt
 
 def test_all_are_asked_at_once_and_a_wrong_answer_names_its_host(agents: Agents) -> None:
     agents.connect(parse_hosts("a,b"))
-    asked = {"a": {"path": "/"}, "b": {"path": "/nowhere"}}
-    assert agents.ask("is_folder", asked) == {"a": True, "b": False}
-    with pytest.raises(CannotStart, match="cannot start on b: the question 'is_folder' lacks 'path'"):
-        agents.ask("is_folder", {"a": {"path": "/"}, "b": {}})
-    with pytest.raises(CannotStart, match=r"cannot start on a: it did not answer 'clock' within 0 s\."):
-        agents.ask("clock", {"a": {}}, timeout_s=0.0)
+    assert agents.ask({"a": IsFolder("/"), "b": IsFolder("/nowhere")}) == {"a": True, "b": False}
+    with pytest.raises(CannotStart, match="cannot start on b: no archive for 'x' has come"):
+        agents.ask({"a": IsFolder("/"), "b": Unpack("x")})
+    with pytest.raises(CannotStart, match=r"cannot start on a: it did not answer 'Clock' within 0 s\."):
+        agents.ask({"a": Clock()}, timeout_s=0.0)
 
 
 def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
@@ -135,7 +135,7 @@ def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
     for process in below:  # the agent outlives ssh for a moment, in which it may answer
         process.kill()
     with pytest.raises(CannotStart, match="cannot start on b: ssh was ended by signal 9"):
-        agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})
+        agents.ask(dict.fromkeys("ab", IsFolder("/")))
 
 
 def test_an_agent_that_is_killed_is_named_and_not_the_ssh_that_carried_it(agents: Agents) -> None:
@@ -143,4 +143,4 @@ def test_an_agent_that_is_killed_is_named_and_not_the_ssh_that_carried_it(agents
     (agent,) = psutil.Process(agents.links["b"].way.pid).children()  # of its guard, which the stand-in for ssh becomes
     agent.kill()
     with pytest.raises(CannotStart, match=r"cannot start on b: its agent was killed by signal 9 \(SIGKILL\), possibly"):
-        agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})
+        agents.ask(dict.fromkeys("ab", IsFolder("/")))

@@ -246,7 +246,7 @@ def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row
 def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
     """The same on two ranks that are forked from a process which has imported torch."""
     here = "127.0.0.1"
-    for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port({"address": here, "ports": None}))}
+    for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port(here))}
     options = (*arguments, "--json", str(file))
     outcomes = process_ranks(2, main, options, environ=for_gloo, server=TORCH)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output

@@ -23,6 +23,7 @@ from hvdlite.blackbox.format import ASKED_AT, NBYTES, OFFER, OFFER_AT
 from hvdlite.launcher.agent.inspection import look
 from hvdlite.launcher.agent.inspection.look import looking
 from hvdlite.launcher.agent.ranks.workers import Worker, Workers
+from hvdlite.launcher.stream.questions import Stacks
 from tests.harness.patience import PATIENCE_S, until
 
 _PROGRAM = """
@@ -73,7 +74,7 @@ class Rank:
         return OFFER.unpack(os.pread(self.worker.blackbox, OFFER.size, OFFER_AT))  # type: ignore[return-value]
 
     def look(self, *, shows_all: bool = False) -> Looked:
-        looked: Looked = looking(self._workers, {"ranks": [0], "all": shows_all})()["0"]
+        looked: Looked = looking(self._workers, Stacks((0,), shows_all))()["0"]
         return looked
 
     def look_until(self, condition: Callable[[Looked], bool]) -> Looked:

@@ -351,7 +351,7 @@ def test_an_agent_that_does_not_answer_holds_nobody_up(place: Path) -> None:
     class Silent:
         host = "far"
 
-        def ask(self, what: str, **fields: object) -> Question:
+        def ask(self, what: object) -> Question:
             return Question()
 
     loop = Loop()

@@ -23,6 +23,7 @@ from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING, pack
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.launcher.stream.loop import Loop
+from hvdlite.launcher.stream.questions import Status
 from hvdlite.launcher.where.hosts import Host
 from hvdlite.rendezvous.job import Job
 from tests.launcher.samples import KIND_OF
@@ -68,7 +69,7 @@ class Hvdrun:
         self._execution = Execution(plan, agents, self._screen, None, is_verbose=False)
         self.link.listener = Listener(self._execution._receive, lambda *_: None, self._execution._lose)
         self.wire.receive(GREETING + messages.encode(Hello.describe()))
-        self.question = self.link.ask("status", ranks=[0, 1])
+        self.question = self.link.ask(Status((0, 1)))
 
     def close(self) -> None:
         self._execution._monitor.close()

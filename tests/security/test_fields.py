@@ -235,6 +235,16 @@ READERS: Mapping[str, Reader] = {
         lambda text: read(Asked, parse(text)),
         ValueError,
     ),
+    "questions to agents": Reader(
+        [
+            {"id": 1, "question": ["Dial", {"token": "c0", "targets": [[1, "::1", 9]], "timeout_s": 2.0, "bulk_s": 0}]},
+            {"id": 2, "question": ["FreePorts", {"address": "::1", "ports": [4000, 4100], "most": 3}]},
+            {"id": 3, "question": ["Stacks", {"ranks": [0, 1], "all": False}]},
+            {"id": 4, "question": ["Unpack", {"name": "tree-1"}]},
+        ],
+        lambda payload: read(messages.Ask, parse_fields(payload)),
+        FrameError,
+    ),
     "introductions of nodes": Reader(
         [{"node": 1, "nodes": 2, "slots": 1, "hello": Hello.describe()._asdict()}],
         lambda payload: read(Introduction, parse_fields(payload)),

@@ -20,6 +20,7 @@ from hvdlite.launcher.spawners.boot import boot_here
 from hvdlite.launcher.stream import messages
 from hvdlite.launcher.stream.frames import GREETING, pack
 from hvdlite.launcher.stream.messages import Hello, encode
+from hvdlite.launcher.stream.questions import Clock
 from hvdlite.launcher.where.hosts import parse_hosts
 from tests.launcher.hvdrun import run
 from tests.launcher.samples import EXITED, KIND_OF
@@ -37,7 +38,7 @@ lies = json.loads(os.environ.get("ANSWERS", "{}"))
 while data := os.read(0, 65536):
     for message in decoder.feed(data):
         if isinstance(message, Ask):
-            answer = lies.get(message.what) or ANSWERS[message.what](message.fields)
+            answer = lies.get(message.what.lower()) or ANSWERS[message.what](message.question)
             os.write(1, encode(Answer(message.id, answer, "")))
         elif isinstance(message, Start):
             os.write(1, open(os.environ["LIES"], "rb").read())
@@ -218,5 +219,5 @@ def test_a_question_to_an_agent_that_is_gone_is_answered_at_once(ssh: Path, tmp_
         agents.connect(parse_hosts("far"))
         while not agents.links["far"].is_over:
             agents.loop.turn(time.monotonic() + 5.0)
-        question = agents.links["far"].ask("clock")
+        question = agents.links["far"].ask(Clock())
         assert (question.is_done, question.error) == (True, "its agent has ended")

@@ -64,7 +64,7 @@ def open_strategy() -> Any:
     communication = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=_CONNECT_S, implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    place = f"{Settings.read().address or '127.0.0.1'}:{free_port({'address': '0.0.0.0', 'ports': None})}"
+    place = f"{Settings.read().address or '127.0.0.1'}:{free_port('0.0.0.0')}"
     cluster = {"worker": allgather_object(place)}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": hvd.rank()}})
     try:

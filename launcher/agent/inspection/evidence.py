@@ -7,10 +7,9 @@ for each of its control groups that has limits (`hvdlite.host.counters`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.format import Memory
@@ -20,6 +19,9 @@ from hvdlite.host.proc import stat_of
 from hvdlite.metrics.table import Reader, by_name, of_ranks, read_by
 
 from ..ranks.workers import Worker
+
+if TYPE_CHECKING:
+    from ...stream import questions
 
 _LOOKS: Final = 16  # a second apart
 _NO_SUMS: Final = ("is_stopped", "processor")
@@ -102,17 +104,17 @@ class Evidence:
             ranks = {rank: watched.look(self._host, now) for rank, watched in self._watched.items()}
             self._looks.append(_Look(now, self._host.read(), ranks))
 
-    def answer(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What the sums of each rank grew by in the last ``seconds``, or as long as is known. For any thread."""
+    def answer(self, question: questions.Evidence) -> list[dict[str, Any]]:
+        """What the sums grew by, in the time that was asked for or as long as is known. For any thread."""
         looks = list(self._looks)
         if len(looks) < 2:
             return []
         last = looks[-1]
-        first = next(look for look in looks if look is looks[-2] or last.at - look.at <= question["seconds"])
+        first = next(look for look in looks if look is looks[-2] or last.at - look.at <= question.seconds)
         found = []
-        for rank, watched in list(self._watched.items()):
-            before, after = first.ranks.get(rank), last.ranks.get(rank)
-            if before and after:
+        for rank in question.ranks:
+            watched, before, after = self._watched.get(rank), first.ranks.get(rank), last.ranks.get(rank)
+            if watched and before and after:
                 grown = {name: after[name] - before[name] for name in after.keys() & before.keys()}
                 row = {"rank": rank, "over_s": last.at - first.at, "sums": grown}
                 found.append(row | _of_host(watched.pid, self._root, grown, first.host, last.host))

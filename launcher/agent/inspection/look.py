@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hvdlite.blackbox.calls import without_ours
 from hvdlite.blackbox.format import Phase
@@ -26,6 +26,9 @@ from hvdlite.scope import Scope
 from ..ranks.workers import Worker
 from .proc import Process, Thread, process_of
 from .stacks import Box, Stack
+
+if TYPE_CHECKING:
+    from ...stream.questions import Stacks
 
 _ANSWER_S: Final = 3.0  # many of the recorder's periods
 _STALE_S: Final = 3.0
@@ -39,12 +42,12 @@ _STOPPED: Final = {"T": "it is stopped", "t": "the program that traces it has st
 _OURS: Final = "hvdlite-"  # the names of hvdlite's threads
 
 
-def looking(workers: Iterable[Worker], question: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Returns what answers a question for the stacks of ``ranks``, with those of hvdlite if ``all``.
+def looking(workers: Iterable[Worker], question: Stacks) -> Callable[[], dict[str, Any]]:
+    """Returns what answers a question for stacks.
 
     What it needs of ``workers`` is taken now, because they may end before the answer is there.
     """
-    ranks, shows_all = frozenset(question["ranks"]), bool(question["all"])
+    ranks, shows_all = frozenset(question.ranks), question.all
     looks = [
         _Look(worker.rank, worker.process.pid, None if worker.blackbox is None else Box(os.dup(worker.blackbox)))
         for worker in workers

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.times import Spent, spent_by
@@ -20,6 +20,9 @@ from ..ranks.workers import Worker, Workers
 from .evidence import Evidence
 from .status import status_of
 from .unresponsive import Unresponsive
+
+if TYPE_CHECKING:
+    from ...stream.questions import Boxes, Status
 
 _PERIOD_S: Final = 0.25  # between looks for findings, which cost a read of memory or a few
 _FULL_PERIOD_S: Final = 1.0  # between looks at everything
@@ -40,9 +43,9 @@ class Watch:
         self._full_due = -math.inf
 
     @property
-    def answers(self) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+    def answers(self) -> Mapping[str, Callable[[Any], Any]]:
         """The functions that answer questions about the workers."""
-        return {"status": self.status, "blackbox": self.boxes, "evidence": self.evidence.answer}
+        return {"Status": self.status, "Boxes": self.boxes, "Evidence": self.evidence.answer}
 
     def begin(self, worker: Worker, now: float) -> None:
         """Looks after ``worker`` too, if it has a black box, at ``now`` on the monotonic clock for the first time."""
@@ -89,20 +92,20 @@ class Watch:
             self.due = None
         return spent, is_alone
 
-    def status(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What the workers of ``ranks`` are doing that have not ended. For any thread."""
+    def status(self, question: Status) -> list[dict[str, Any]]:
+        """What the workers of these ranks are doing that have not ended. For any thread."""
         found = []
-        for worker in [each for each in tuple(self._workers) if each.rank in question["ranks"]]:
+        for worker in [each for each in tuple(self._workers) if each.rank in question.ranks]:
             with suppress(ValueError):  # it ends just now
                 if worker.process.returncode is None:
                     memory = self._memories.get(worker.rank)
                     found.append(status_of(worker.rank, worker.process.pid, memory, time.monotonic()))
         return found
 
-    def boxes(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The black boxes of those of ``ranks`` that have not ended. For any thread."""
+    def boxes(self, question: Boxes) -> list[dict[str, Any]]:
+        """The black boxes of those of these ranks that have not ended. For any thread."""
         found = []
-        for rank in question["ranks"]:
+        for rank in question.ranks:
             with suppress(ValueError):  # it ends just now
                 memory = self._memories.get(rank)
                 if memory is not None and (box := packed(rank, memory)):

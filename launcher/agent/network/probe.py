@@ -11,15 +11,17 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hvdlite.net.handshake import Caller, Refused
 from hvdlite.net.listener import limit
 from hvdlite.scope import Scope
 
 from .probe_listener import PING_BYTES, ROUNDS, TOTAL, WIDE_BYTES, ProbeListener
+
+if TYPE_CHECKING:
+    from ...stream.questions import Dial, Listen, Target
 
 _MAX_THREADS: Final = 64
 _BULK: Final = bytes(256 << 10)
@@ -28,27 +30,25 @@ _NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCE
 
 
 class Prober:
-    """An agent's answers in a connect test. Every method takes and returns the fields of a JSON message."""
+    """An agent's answers in a connect test, which are the fields of JSON messages."""
 
     def __init__(self) -> None:
         self._listener: ProbeListener | None = None
 
-    def listen(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Listens as host number ``host`` on ``addresses``, each on a free one of ``ports`` ([first, last] or None),
-        for ``lifetime_s`` at most. Returns ``ports`` by address, and ``problems`` by address where that failed."""
-        self.close({})
-        ports = fields["ports"] and range(fields["ports"][0], fields["ports"][1] + 1)
-        token = bytes.fromhex(fields["token"])
-        self._listener = ProbeListener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
+    def listen(self, question: Listen) -> dict[str, Any]:
+        """Listens. Returns ``ports`` by address, and ``problems`` by address where that failed."""
+        self.close()
+        token, host, addresses, limits, lifetime_s = question
+        ports = range(limits[0], limits[1] + 1) if limits else None
+        self._listener = ProbeListener(bytes.fromhex(token), host, addresses, ports, lifetime_s)
         return {"ports": self._listener.port_by_address, "problems": self._listener.problems}
 
-    def dial(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Dials all ``targets`` ({"host", "address", "port"}) at once, for ``timeout_s`` each.
+    def dial(self, question: Dial) -> dict[str, Any]:
+        """Dials all targets at once. Returns ``results`` in their order: `reach` says what is in each.
 
-        Returns ``results`` in their order: `reach` says what is in each. With ``bulk_s`` each is sent bytes for that
-        long as well; one target at a time gives figures that mean something.
+        Of throughputs, only those of one target at a time mean something.
         """
-        token, targets = bytes.fromhex(fields["token"]), fields["targets"]
+        token, targets = bytes.fromhex(question.token), question.targets
         results: list[dict[str, Any]] = [{} for _ in targets]
         waiting = deque(enumerate(targets))
 
@@ -56,7 +56,7 @@ class Prober:
             with suppress(IndexError):  # nothing is left to dial
                 while True:
                     place, target = waiting.popleft()
-                    results[place] = reach(token, target, fields["timeout_s"], fields.get("bulk_s", 0.0))
+                    results[place] = reach(token, target, question.timeout_s, question.bulk_s)
 
         threads = [threading.Thread(target=work, name="hvdrun-dialler") for _ in targets[:_MAX_THREADS]]
         for thread in threads:
@@ -65,7 +65,7 @@ class Prober:
             thread.join()
         return {"results": results}
 
-    def close(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def close(self) -> dict[str, Any]:
         """Stops listening."""
         if self._listener is not None:
             self._listener.close()
@@ -73,7 +73,7 @@ class Prober:
         return {}
 
 
-def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: float = 0.0) -> dict[str, Any]:
+def reach(token: bytes, target: Target, timeout_s: float, bulk_s: float) -> dict[str, Any]:
     """Dials one target: ``{"rtt_us": median}``, with ``"mb_per_s"`` if asked for, or ``{"problem": word}``.
 
     The words: ``refused``, ``silent`` (no answer in time), ``narrow`` (none to what fills a packet), ``no route``,
@@ -82,11 +82,11 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
     scope = Scope.of(timeout_s)
     problem = "silent"
     try:
-        with socket.create_connection((target["address"], target["port"]), timeout_s) as line:
+        with socket.create_connection((target.address, target.port), timeout_s) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit(line, scope)
             host = _greet(line, token)
-            if host != target["host"]:
+            if host != target.host:
                 return {"problem": "other host", "host": host}
             result = {"rtt_us": _round_trip_us(line)}
             problem = "narrow"

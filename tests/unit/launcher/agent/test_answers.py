@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agent.answers import Answerer
+from hvdlite.launcher.agent.answers import ANSWERS, Answerer
 from hvdlite.launcher.agent.inspection.stacks import _parsed, _parsed_dump
+from hvdlite.launcher.agent.inspection.watch import Watch
+from hvdlite.launcher.agent.ranks.workers import Workers
 from hvdlite.launcher.stream.messages import Ask
+from hvdlite.launcher.stream.questions import QUESTIONS, Clock
 from tests.harness.patience import PATIENCE_S
 
 
@@ -27,11 +28,11 @@ def test_numbers_that_a_rank_made_up_are_not_believed(number: str) -> None:
 
 @pytest.mark.parametrize("error", [OverflowError, RecursionError, TypeError])
 def test_an_answer_that_fails_is_an_error(error: type[Exception]) -> None:
-    def fail(question: Mapping[str, Any]) -> None:
+    def fail(question: Clock) -> None:
         raise error("no such luck")
 
-    answerer = Answerer({"try": fail})
-    answerer.begin(Ask(7, "try", {}))
+    answerer = Answerer({"Clock": fail})
+    answerer.begin(Ask(7, Clock()))
     try:
         assert select.select([answerer], [], [], PATIENCE_S)[0]
         (answer,) = answerer.finished()
@@ -39,3 +40,7 @@ def test_an_answer_that_fails_is_an_error(error: type[Exception]) -> None:
         os.close(answerer._readable)
         os.close(answerer._written)
     assert answer == (7, None, f"the agent failed: {error.__name__}('no such luck')")
+
+
+def test_every_question_has_an_answer() -> None:
+    assert set(QUESTIONS) == {*ANSWERS, *Watch(Workers(), lambda data: None).answers, "Stacks"}

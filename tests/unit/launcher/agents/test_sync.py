@@ -13,6 +13,9 @@ import pytest
 from hvdlite.errors import LaunchError
 from hvdlite.launcher.agent.archive import Archive
 from hvdlite.launcher.agents import sync
+from hvdlite.launcher.stream.fields import read
+from hvdlite.launcher.stream.frames import FrameError
+from hvdlite.launcher.stream.questions import Unpack
 
 
 @pytest.fixture
@@ -40,11 +43,11 @@ def archive_of(folder: Path) -> bytes:
     return packed.getvalue()
 
 
-def unpack(data: bytes, name: str = "tree-1") -> Path:
+def unpack(data: bytes) -> Path:
     archive = Archive()
     for start in range(0, len(data), 100):
         archive.write(data[start : start + 100])
-    return Path(archive.unpack({"name": name}))
+    return Path(archive.unpack("tree-1"))
 
 
 def names_in(folder: Path) -> set[str]:
@@ -97,10 +100,16 @@ def test_nothing_is_unpacked_outside_the_folder(name: str, home: Path) -> None:
     assert list((home / ".cache/hvdlite/sync").rglob("link")) == []
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "../x"])
-def test_a_folder_of_another_name_is_refused(name: str, home: Path) -> None:
-    with pytest.raises(ValueError, match="no archive for"):
-        unpack(b"anything", name)
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a\n", "x" * 201])
+def test_a_folder_of_another_name_is_refused(name: str) -> None:
+    assert read(Unpack, {"name": "tree-1"}) == Unpack("tree-1")
+    with pytest.raises(FrameError, match="no valid 'name'"):
+        read(Unpack, {"name": name})
+
+
+def test_there_is_nothing_to_unpack_before_an_archive_has_come() -> None:
+    with pytest.raises(ValueError, match="no archive for 'tree-1'"):
+        Archive().unpack("tree-1")
 
 
 def test_an_archive_that_is_damaged_is_refused(tree: Path, home: Path) -> None:

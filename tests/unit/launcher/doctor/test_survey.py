@@ -8,6 +8,7 @@ from typing import Any
 from hvdlite.errors import CannotStart
 from hvdlite.host.machine import describe_machine
 from hvdlite.launcher.doctor.survey import Survey, SurveyedHost, examine_hosts, examine_network
+from hvdlite.launcher.stream.questions import Question
 
 
 class Agents:
@@ -17,12 +18,13 @@ class Agents:
         self._answers, self._silent = answers, silent
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
-    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = 1.0) -> dict[str, Any]:
-        self.asked.append((what, tuple(questions)))
-        for host in questions:
-            if (host, what) in self._silent:
-                raise CannotStart(host, f"it did not answer {what!r}.")
-        return dict.fromkeys(questions, self._answers[what])
+    def ask(self, what: Mapping[str, Question], timeout_s: float = 1.0) -> dict[str, Any]:
+        (name,) = {type(question).__name__.lower() for question in what.values()}
+        self.asked.append((name, tuple(what)))
+        for host in what:
+            if (host, name) in self._silent:
+                raise CannotStart(host, f"it did not answer {name!r}.")
+        return dict.fromkeys(what, self._answers[name])
 
 
 ANSWERS = {

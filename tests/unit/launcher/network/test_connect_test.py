@@ -9,6 +9,7 @@ import pytest
 
 from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.launcher.network.connect_test import choose_addresses, pairs
+from hvdlite.launcher.stream.questions import Dial, Listen, Network, Question, Unlisten
 
 Outcome = dict[str, Any]
 REACHED: Outcome = {"rtt_us": 50.0}
@@ -32,11 +33,12 @@ class Hosts:
         self.asked: list[str] = []
         self.dials: list[tuple[str, str]] = []
 
-    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = 1.0) -> dict[str, Any]:
-        self.asked.append(what)
-        return {host: getattr(self, what)(host, question) for host, question in questions.items()}
+    def ask(self, what: Mapping[str, Question], timeout_s: float = 1.0) -> dict[str, Any]:
+        kinds = {host: type(question).__name__.lower() for host, question in what.items()}
+        self.asked += set(kinds.values())
+        return {host: getattr(self, kinds[host])(host, question) for host, question in what.items()}
 
-    def network(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    def network(self, host: str, question: Network) -> dict[str, Any]:
         machine = self._machines.get(host, host)
         number = self.names.index(machine) + 1
         facts = dict(is_up=True, is_loopback=False, is_virtual=False, mtu=1500)
@@ -46,16 +48,16 @@ class Hosts:
         ]
         return {"network": machine, "interfaces": rows}
 
-    def listen(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
-        problems = {one: why for one, why in self._deaf.items() if one in question["addresses"]}
-        return {"ports": {one: 4000 for one in question["addresses"] if one not in problems}, "problems": problems}
+    def listen(self, host: str, question: Listen) -> dict[str, Any]:
+        problems = {one: why for one, why in self._deaf.items() if one in question.addresses}
+        return {"ports": {one: 4000 for one in question.addresses if one not in problems}, "problems": problems}
 
-    def dial(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
-        addresses = [target["address"] for target in question["targets"]]
+    def dial(self, host: str, question: Dial) -> dict[str, Any]:
+        addresses = [target.address for target in question.targets]
         self.dials += [(host, address) for address in addresses]
         return {"results": [self._dialled(host, address) for address in addresses]}
 
-    def unlisten(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    def unlisten(self, host: str, question: Unlisten) -> dict[str, Any]:
         return {}
 
     def choose(self, **options: Any) -> dict[str, str | None]:

@@ -11,6 +11,7 @@ from hvdlite.blackbox.format import Finding
 from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.reports import reports as module
 from hvdlite.launcher.reports.reports import Reports
+from hvdlite.launcher.stream import questions
 
 SAID = "rank 1 on b makes all others wait, 120 ms of each step (30% of the time, for 4 s), between gradients"
 FACTS = {"said": SAID, "rank": 1, "host": "b", "share": 0.3, "since_s": 4.0}
@@ -30,11 +31,11 @@ class Link:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.asked: list[tuple[str, dict[str, Any], Question]] = []
+        self.asked: list[tuple[questions.Question, Question]] = []
 
-    def ask(self, what: str, **fields: Any) -> Question:
+    def ask(self, what: questions.Question) -> Question:
         question = Question()
-        self.asked.append((what, fields, question))
+        self.asked.append((what, question))
         return question
 
     def answer(self, answer: Any) -> None:
@@ -63,9 +64,7 @@ def test_it_is_said_with_its_cause_once_all_agents_have_answered() -> None:
     job = Job()
     job.find()
     now = time.monotonic()
-    assert [asked[:2] for asked in job.a.asked + job.b.asked] == [
-        ("evidence", {"ranks": [rank], "seconds": 4.0}) for rank in (0, 1)
-    ]
+    assert [what for what, _ in job.a.asked + job.b.asked] == [questions.Evidence((rank,), 4.0) for rank in (0, 1)]
     job.a.answer([row(0, loading_s=0.1)])
     job.reports.tick(now)
     assert job.screen.lines == []
@@ -143,9 +142,9 @@ class _Asked:
     def __init__(self, *statuses: object) -> None:
         self.host, self.pids, self._statuses = "node7", dict[int, int](), list(statuses)
 
-    def ask(self, what: str, **fields: Any) -> Question:
+    def ask(self, what: questions.Question) -> Question:
         question = Question()
-        question.finish(self._statuses if what == "status" else {}, "")
+        question.finish(self._statuses if isinstance(what, questions.Status) else {}, "")
         return question
 
 

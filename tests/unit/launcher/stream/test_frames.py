@@ -10,6 +10,7 @@ from hvdlite.blackbox.format import Finding
 from hvdlite.launcher.stream.frames import FrameError, FrameReader, pack
 from hvdlite.launcher.stream.messages import (
     KINDS,
+    Ask,
     Decoder,
     Exited,
     Files,
@@ -20,6 +21,7 @@ from hvdlite.launcher.stream.messages import (
     decode,
     encode,
 )
+from hvdlite.launcher.stream.questions import Clock, Dial, Target
 from tests.launcher.samples import EXITED, KIND_OF, START
 
 
@@ -41,6 +43,8 @@ def test_frames_survive_any_cut(frames: list[tuple[int, bytes]], piece: int) -> 
         EXITED,
         Stderr(7, b"\x00\xff\n"),
         Files(b"x"),
+        Ask(7, Dial("c0ffee", (Target(1, "::1", 4000),), 2.0, 0.25)),
+        Ask(8, Clock()),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -12,6 +12,7 @@ import pytest
 from hvdlite.blackbox.format import NBYTES, NUMBER, QUANTITIES_AT
 from hvdlite.launcher.agent.inspection.evidence import Evidence
 from hvdlite.launcher.reports.causes import Cause, explain, windows
+from hvdlite.launcher.stream import questions
 from hvdlite.metrics.table import WAITED_S
 
 _TICKS = 100  # a second, as Linux counts for programs
@@ -65,7 +66,7 @@ class Host:
         self.evidence.look(100.0 + self.seconds)
 
     def answer(self) -> list[dict[str, Any]]:
-        return self.evidence.answer({"seconds": 5.0})
+        return self.evidence.answer(questions.Evidence((self.rank,), 5.0))
 
 
 def _cause(hosts: list[Host], folder: Path, **grows: int) -> Cause:
@@ -127,7 +128,7 @@ def test_the_evidence_is_of_the_seconds_that_were_asked_for(hosts: list[Host], t
     for _ in range(60):
         host.second(0.5)
     for seconds, over_s in [(5.0, 5.0), (0.0, 1.0), (1e9, 15.0)]:
-        (row,) = host.evidence.answer({"seconds": seconds})
+        (row,) = host.evidence.answer(questions.Evidence((3, 4), seconds))
         assert (row["rank"], row["over_s"]) == (3, over_s)
         assert row["sums"]["run_s"] == pytest.approx(0.5 * over_s)
     host.stopped_s += 0.7

@@ -14,6 +14,7 @@ import pytest
 
 from hvdlite.launcher.agent.network.probe import Prober
 from hvdlite.launcher.agent.network.probe_listener import PING_BYTES
+from hvdlite.launcher.stream.questions import Dial, Listen, Target
 from hvdlite.net.handshake import Caller
 from tests.harness.patience import PATIENCE_S
 
@@ -25,17 +26,16 @@ TOKEN = "c0ffee" * 8
 def listening() -> Iterator[Prober]:
     prober = Prober()
     yield prober
-    prober.close({})
+    prober.close()
 
 
 def listen(prober: Prober, **fields: Any) -> dict[str, Any]:
-    usual = {"token": TOKEN, "host": 7, "addresses": [HERE], "ports": None, "lifetime_s": PATIENCE_S}
-    return prober.listen(usual | fields)
+    return prober.listen(Listen(TOKEN, 7, (HERE,), None, PATIENCE_S)._replace(**fields))
 
 
-def dial(port: int, host: int = 7, **fields: Any) -> dict[str, Any]:
-    target = {"host": host, "address": HERE, "port": port}
-    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": PATIENCE_S, **fields})["results"]
+def dial(port: int, host: int = 7, address: str = HERE, **fields: Any) -> dict[str, Any]:
+    asked = Dial(TOKEN, (Target(host, address, port),), PATIENCE_S, 0.0)
+    (result,) = Prober().dial(asked._replace(**fields))["results"]
     return dict(result)
 
 
@@ -57,18 +57,16 @@ def test_a_round_trip_is_measured_and_the_bandwidth_if_asked_for(listening: Prob
 
 def test_ipv6_works_alike(listening: Prober) -> None:
     port = listen(listening, addresses=["::1"])["ports"]["::1"]
-    target = {"host": 7, "address": "::1", "port": port}
-    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": PATIENCE_S})["results"]
-    assert "rtt_us" in result
+    assert "rtt_us" in dial(port, address="::1")
 
 
 def test_the_ports_are_those_of_the_range(listening: Prober) -> None:
     with ExitStack() as stack:
         taken = stack.enter_context(socket.create_server((HERE, 0)))
         first = taken.getsockname()[1]
-        answer = listen(listening, ports=[first, first + 20])
+        answer = listen(listening, ports=(first, first + 20))
         assert first < answer["ports"][HERE] <= first + 20
-        answer = listen(listening, ports=[first, first])
+        answer = listen(listening, ports=(first, first))
         assert answer == {"ports": {}, "problems": {HERE: f"ports {first}-{first} are all in use"}}
 
 
@@ -158,7 +156,7 @@ def test_only_the_given_addresses_are_listened_on(listening: Prober) -> None:
     before = _listened_on()
     ports = listen(listening, addresses=[HERE, "::1"])["ports"]
     assert _listened_on() - before == set(ports.items())
-    listening.close({})
+    listening.close()
     assert _listened_on() == before
 
 
@@ -176,6 +174,4 @@ def test_a_listener_ends_at_the_end_of_its_lifetime(listening: Prober) -> None:
 
 
 def test_an_address_to_which_no_route_leads_is_no_silent_one() -> None:
-    everybody = {"host": 7, "address": "255.255.255.255", "port": 9}  # no TCP connection can go there
-    answer = Prober().dial({"token": TOKEN, "targets": [everybody], "timeout_s": PATIENCE_S})
-    assert answer == {"results": [{"problem": "no route"}]}
+    assert dial(9, address="255.255.255.255") == {"problem": "no route"}  # no TCP connection can go there
