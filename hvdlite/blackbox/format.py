@@ -82,7 +82,11 @@ class Phase(IntEnum):
 
 
 class Finding(NamedTuple):
-    """Something that a rank found out about the job. ``facts`` are the facts in ``text`` as JSON."""
+    """Something that a rank found out about the job. ``facts`` are the facts in ``text`` as JSON.
+
+    Of a stall they are the fields of `hvdlite.negotiation.delays.stall.Stalled`, and of a straggler those of
+    `hvdlite.negotiation.delays.straggler.Straggler`. `launcher.reports` checks them.
+    """
 
     kind: str
     text: str

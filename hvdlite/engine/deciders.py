@@ -241,7 +241,7 @@ class RootDecider(Decider):
             bits &= ~(1 << barrier)
         named = self._stragglers.ran(generation, bits, arrival, now, unreported)
         if named is not None:
-            self._observer.found(Finding("straggler", *named))
+            self._observer.found(Finding("straggler", named.text, named._asdict()))
 
     def arrived(self, news: Sequence[News], now: float) -> None:
         """Reports to the observer what ranks have published in the page: see `Page`."""
@@ -266,7 +266,7 @@ class RootDecider(Decider):
         self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
         report = self._stall.check(waiting, now)
         if report.warning:
-            self._observer.found(Finding("stall", report.warning, report.facts))
+            self._observer.found(Finding("stall", report.warning, report.facts._asdict()))
         if report.fatal:
             late = report.fatal[0][0]
             host = self._hosts[self._ranks.index(late)]

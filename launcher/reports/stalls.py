@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from hvdlite.blackbox.format import printable
 from hvdlite.members.ranges import named
 from hvdlite.negotiation.delays.circle import circle_text
+from hvdlite.negotiation.delays.stall import Stalled, Unsubmitted
 
 from ..agents.link import AgentLink, Question
+from ..stream.fields import checked, each, exactly, integer, number, row
 from .stacks import INNERMOST_FIRST, Looked, as_lines, looked
 from .survey import Survey
 
@@ -19,7 +22,7 @@ MOST_NAMES: Final = 6
 MOST_ASKED: Final = 128  # ranks
 _MOST_MISSING: Final = 8
 _MOST_RANGES: Final = 64
-_MOST_CIRCLE: Final = 8
+_MOST_CIRCLE: Final = 32
 _MOST_TENSORS: Final = 10**9
 _MOST_S: Final = 1e9
 _NAME: Final = 100  # characters
@@ -60,57 +63,46 @@ class Stall:
         return sorted({rank for part in self.parts for rank in part.ranks} | {rank for rank, _ in self.circle})
 
 
-def read_stall(facts: Mapping[str, Any], size: int) -> Stall | None:
-    """Reads the facts of a finding, which come from another machine; None if they are not those of a stall."""
-    try:
-        parts = tuple(_missing(each, size) for each in facts["waits"][:_MOST_MISSING])
-        circle = tuple((_rank(rank, size), name_of(name)) for rank, name in facts["circle"][:_MOST_CIRCLE])
-        return Stall(_seconds(facts), parts, circle) if parts else None
-    except (KeyError, OverflowError, TypeError, ValueError):
-        return None
-
-
-def read_lingering(rank: int, facts: Mapping[str, Any]) -> Stall | None:
-    """Reads the facts of a finding that the program of ``rank`` has ended, and its process has not."""
-    try:
-        names = tuple(name_of(name) for name in facts["threads"][:MOST_NAMES])
-        part = Missing(names, min(int(facts["count"]), _MOST_TENSORS), (rank,), (), have_ended=True)
-        return Stall(_seconds(facts), (part,))
-    except (KeyError, OverflowError, TypeError, ValueError):
-        return None
-
-
 def name_of(value: object) -> str:
-    """A name as it is shown. Raises TypeError if it is none."""
-    if not isinstance(value, str):
-        raise TypeError
-    return printable(value[:_NAME])
+    """A name as it is shown. Raises ValueError if it is none."""
+    return printable(exactly(str)(value)[:_NAME])
 
 
-def _seconds(facts: Mapping[str, Any]) -> float:
-    seconds = float(facts["seconds"])
-    if not 0 <= seconds < _MOST_S:
-        raise ValueError
-    return seconds
+_seconds, _names, _count = number(0.0, _MOST_S), each(name_of, MOST_NAMES), integer(0, _MOST_TENSORS)
 
 
-def _missing(fields: Mapping[str, Any], size: int) -> Missing:
-    names = tuple(name_of(name) for name in fields["names"][:MOST_NAMES])
-    missing, present = (_ranks(fields[name], size) for name in ("missing", "present"))
-    if not names or not missing:
-        raise ValueError
-    return Missing(names, min(int(fields["count"]), _MOST_TENSORS), missing, present)
+def read_stall(facts: object, size: int) -> Stall | None:
+    """Reads the facts of a finding, which come from another machine; None if they are not those of a stall."""
+    rank = integer(0, size - 1)
+    ranges = each(row(lambda *both: both, (rank, rank)), _MOST_RANGES)
+    checks = {
+        "seconds": _seconds,
+        "waits": each(row(Unsubmitted, (_names, _count, ranges, ranges)), _MOST_MISSING),
+        "circle": each(row(lambda *both: both, (rank, name_of)), _MOST_CIRCLE),
+    }
+    with suppress(ValueError):
+        seconds, waits, circle = Stalled(**checked("a stall", checks, facts))
+        parts = tuple(map(_missing, waits))
+        if parts and all(part.names and part.ranks for part in parts):
+            return Stall(seconds, parts, tuple(circle))
+    return None
 
 
-def _ranks(ranges: Sequence[Any], size: int) -> tuple[int, ...]:
-    pairs = [(_rank(first, size), _rank(last, size)) for first, last in ranges[:_MOST_RANGES]]
-    return tuple(sorted({rank for first, last in pairs for rank in range(first, last + 1)}))
+def read_lingering(rank: int, facts: object) -> Stall | None:
+    """Reads the facts of a finding that the program of ``rank`` has ended, and its process has not."""
+    checks = {"seconds": _seconds, "threads": _names, "count": _count}
+    with suppress(ValueError):
+        seconds, names, count = checked("an end", checks, facts).values()
+        return Stall(seconds, (Missing(names, count, (rank,), (), have_ended=True),))
+    return None
 
 
-def _rank(value: object, size: int) -> int:
-    if type(value) is not int or not 0 <= value < size:
-        raise ValueError
-    return value
+def _missing(wait: Unsubmitted) -> Missing:
+    missing, present = (
+        tuple(sorted({rank for first, last in ranges for rank in range(first, last + 1)}))
+        for ranges in (wait.missing, wait.present)
+    )
+    return Missing(tuple(wait.names), wait.number, missing, present)
 
 
 class StallReport:

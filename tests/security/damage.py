@@ -73,7 +73,7 @@ fuzzed = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-WAIT = {"names": ["a"], "count": 1, "missing": [[1, 1]], "present": [[0, 0]]}
+WAIT = [["a"], 1, [[1, 1]], [[0, 0]]]
 _PLACE = '"\N{SNOWMAN}%d"'
 
 

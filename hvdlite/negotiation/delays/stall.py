@@ -10,7 +10,7 @@ missing ranks has changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hvdlite.members.ranges import as_ranges, shortened
 from hvdlite.negotiation.delays.circle import Wait, circle_of, circle_text
@@ -22,6 +22,29 @@ _MAX_NAME: Final = 100  # characters
 _RECENT: Final = 0.2  # share of the limit; a report leaves out names that have waited for less: they may soon be ready
 
 
+class Unsubmitted(NamedTuple):
+    """Tensors that the same ranks did not submit: the ``number`` of them, and some ``names``.
+
+    Ranks are ranges, each the first and the last of them.
+    """
+
+    names: Sequence[str]
+    number: int
+    missing: Sequence[tuple[int, int]]
+    present: Sequence[tuple[int, int]]
+
+
+class Stalled(NamedTuple):
+    """The facts of a stall. Each rank of ``circle`` waits for the name beside it, which the next did not submit."""
+
+    seconds: float
+    waits: Sequence[Unsubmitted]
+    circle: Sequence[tuple[int, str]]
+
+
+_NONE: Final = Stalled(0.0, (), ())
+
+
 class StallReport(NamedTuple):
     """The result of a check.
 
@@ -30,7 +53,7 @@ class StallReport(NamedTuple):
     """
 
     warning: str
-    facts: Mapping[str, Any]
+    facts: Stalled
     fatal: tuple[tuple[int, str], ...]
     waited_s: float
 
@@ -60,7 +83,7 @@ class StallWatch:
             self._reported = missing[1]
         fatal = self._waiting_for(self._fatal_s, now) if self._fatal_s > 0 else []
         oldest = max((now - self._since[name] for name in (*due, *fatal)), default=0.0)
-        warning, facts = _report({name: waiting[name] for name in late}, oldest) if is_news else ("", {})
+        warning, facts = _report({name: waiting[name] for name in late}, oldest) if is_news else ("", _NONE)
         return StallReport(
             warning, facts, tuple((rank, name) for name in fatal for rank in waiting[name].missing), oldest
         )
@@ -69,12 +92,13 @@ class StallWatch:
         return [name for name, since in self._since.items() if now - since >= seconds]
 
 
-def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, Any]]:
+def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, Stalled]:
     names_of: dict[Wait, list[str]] = {}
     for name, wait in late.items():
         names_of.setdefault(wait, []).append(name)
     circle = circle_of({wait: names[0][:_MAX_NAME] for wait, names in names_of.items()})
-    parts = [_part(wait, names) for wait, names in list(names_of.items())[:_MAX_PARTS]]
+    shown = list(names_of.items())[:_MAX_PARTS]
+    parts = [_part(wait, names) for wait, names in shown]
     more = f"; and {len(names_of) - len(parts)} other sets of ranks" if len(names_of) > len(parts) else ""
     advice = "look at what those ranks are doing. " if not circle else f"{circle_text(circle)} "
     warning = (
@@ -82,20 +106,16 @@ def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, A
         "HVDLITE_STALL_CHECK_TIME_SECONDS=S reports a wait only after S seconds, and "
         "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long."
     )
-    facts = {
-        "seconds": waited_s,
-        "waits": [
-            {
-                "names": [name[:_MAX_NAME] for name in names[:_MAX_NAMES_SHOWN]],
-                "count": len(names),
-                "missing": as_ranges(wait.missing)[:_MAX_RANGES],
-                "present": as_ranges(wait.present)[:_MAX_RANGES],
-            }
-            for wait, names in list(names_of.items())[:_MAX_PARTS]
-        ],
-        "circle": circle,
-    }
-    return warning, facts
+    waits = [
+        Unsubmitted(
+            [name[:_MAX_NAME] for name in names[:_MAX_NAMES_SHOWN]],
+            len(names),
+            as_ranges(wait.missing)[:_MAX_RANGES],
+            as_ranges(wait.present)[:_MAX_RANGES],
+        )
+        for wait, names in shown
+    ]
+    return warning, Stalled(waited_s, waits, circle)
 
 
 def _part(wait: Wait, names: Sequence[str]) -> str:

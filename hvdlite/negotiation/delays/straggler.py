@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hvdlite.negotiation.delays.arrival import Arrival
 
@@ -65,10 +65,29 @@ _PHASES: Final = {
 
 
 class Straggler(NamedTuple):
-    """A verdict that names a rank: a text for the user, and the facts in it."""
+    """A verdict that names a rank: what is ``said`` to the user, and the facts in it.
 
-    text: str
-    facts: dict[str, Any]
+    Of each of so many ``steps`` the others have waited ``late_s`` for it, which is a ``share`` of the last ``since_s``;
+    before that ``past_s``, None if unknown.
+    """
+
+    said: str
+    rank: int
+    host: str
+    steps: int
+    late_s: float
+    past_s: float | None
+    share: float
+    since_s: float
+    phase: str
+
+    @property
+    def text(self) -> str:
+        """A text for the user, with advice."""
+        return (
+            f"{self.said}. Look at the load and the limits of that host (hvdrun doctor -H {self.host}), "
+            "and at what this rank does and others do not."
+        )
 
 
 class Unreported(NamedTuple):
@@ -266,23 +285,8 @@ def _describe(suspect: _Suspect, rank: int, host: str, now: float) -> Straggler:
     past = "" if past_s is None else f", before that {1000 * past_s:.0f} ms"
     before = suspect.before_s / suspect.waited_s
     phase = "before" if before >= _MOSTLY else "between" if before <= 1 - _MOSTLY else "both"
-    text = (
+    said = (
         f"rank {rank} on {host} makes all others wait, {1000 * late_s:.0f} ms of each step ({share:.0%} of the time, "
         f"for {now - suspect.since:.0f} s{past}), {_PHASES[phase]}"
     )
-    hint = (
-        f"Look at the load and the limits of that host (hvdrun doctor -H {host}), "
-        "and at what this rank does and others do not."
-    )
-    facts = {
-        "said": text,
-        "rank": rank,
-        "host": host,
-        "steps": suspect.steps,
-        "late_s": late_s,
-        "past_s": past_s,
-        "share": share,
-        "since_s": now - suspect.since,
-        "phase": phase,
-    }
-    return Straggler(f"{text}. {hint}", facts)
+    return Straggler(said, rank, host, suspect.steps, late_s, past_s, share, now - suspect.since, phase)

@@ -193,16 +193,17 @@ def test_nothing_is_looked_for_if_all_limits_are_off() -> None:
 def test_a_straggler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Root()
     seen = []
+    named = Straggler("rank 2 is late", 2, "a", 8, 0.1, None, 0.5, 4.0, "before")
 
     def ran(*arguments: object) -> Straggler:
         seen.append(arguments)
-        return Straggler("rank 2 is late", {"rank": 2})
+        return named
 
     monkeypatch.setattr(root.decider._stragglers, "ran", ran)
     root.submit("a", 0, 1, now=1.0)
     root.submit("a", 2, now=3.0)
     assert root.names(4.0) == ["a"]
-    assert root.found == [Finding("straggler", "rank 2 is late", {"rank": 2})]
+    assert root.found == [Finding("straggler", named.text, named._asdict())]
     assert [arguments[:4] for arguments in seen] == [(0, 1, (0, 1.0, 2, 3.0, 2.0), 4.0)]
 
 

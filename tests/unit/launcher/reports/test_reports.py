@@ -12,9 +12,10 @@ from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.reports import reports as module
 from hvdlite.launcher.reports.reports import Reports
 from hvdlite.launcher.stream import questions
+from hvdlite.negotiation.delays.straggler import Straggler
 
 SAID = "rank 1 on b makes all others wait, 120 ms of each step (30% of the time, for 4 s), between gradients"
-FACTS = {"said": SAID, "rank": 1, "host": "b", "share": 0.3, "since_s": 4.0}
+FACTS = Straggler(SAID, 1, "b", 10, 0.12, None, 0.3, 4.0, "between")._asdict()
 FOUND = Finding("straggler", f"{SAID}. Look at the load", FACTS)
 
 
@@ -149,7 +150,7 @@ class _Asked:
 
 
 _UNRESPONSIVE = {"seconds": 12.0, "patience_s": 10.0}
-_STALL = {"seconds": 10, "waits": [{"names": ["a"], "count": 1, "missing": [[0, 0]], "present": []}], "circle": []}
+_STALL = {"seconds": 10, "waits": [[["a"], 1, [[0, 0]], []]], "circle": []}
 
 
 class _Said:

@@ -47,7 +47,7 @@ class Job:
         """The root lets them run."""
         if named := self.watch.ran(generation, bits, self.observer.arrival, self.now, unreported):
             self.warnings.append(named.text)
-            self.named.append(named.facts)
+            self.named.append(named._asdict())
         self.observer.arrival = None
 
 
