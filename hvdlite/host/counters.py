@@ -88,17 +88,9 @@ class _Groups:
 
 
 class ProcessCounters:
-    """Reads the sums of process ``pid``.
+    """Reads the sums of process ``pid``: counters of `hvdlite.metrics.table`, by name.
 
-    - ``run_s``, ``delay_s``: for how long its main thread ran, and waited for a processor although it could have run
-    - ``slices``: how often its main thread began to run
-    - ``cpu_s``, ``system_s``: the processor time of all its threads, and the kernel's part of that
-    - ``minor_faults``, ``major_faults``: page faults, and those for which something had to be read
-    - ``throttled_s``, ``throttles``: for how long, and how often, its control groups had used up their processor time
-    - ``reclaims``, ``memory_s``: how often its control groups reached their memory limit, and the time lost by that
-    - ``is_stopped``: 1 while a signal has stopped it (not a sum)
-    - ``processor``: where its main thread ran last (not a sum)
-
+    Beside them are ``is_stopped``, 1 while a signal has stopped it, and ``processor``, where its main thread ran last.
     Sums of control groups begin with this object, and follow the process to other groups.
     """
 
@@ -146,12 +138,7 @@ class ProcessCounters:
 
 
 class HostCounters:
-    """Reads the sums of this host.
-
-    - ``swapped_in``: pages read back from swap
-    - ``timeouts``, ``resent``: how often TCP got no answer in time, and the segments that it sent again
-    - ``steal_s.N``: for how long the host of this virtual machine gave processor N to others
-    """
+    """Reads the sums of this host: counters of `hvdlite.metrics.table`, by name, but ``steal_s.N`` of processor N."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._stat = _File(root / "proc" / "stat")
@@ -193,15 +180,10 @@ class HostCounters:
             file.close()
 
 
-def processors_of(pid: int, root: Path = Path("/")) -> frozenset[int]:
+def processors_of(pid: int) -> frozenset[int]:
     """The processors that process ``pid`` may use; none if it has ended."""
-    with suppress(OSError, ValueError):
-        for line in (root / "proc" / str(pid) / "status").read_text(errors="replace").splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                ranges = [part.partition("-") for part in line.split()[1].split(",")]
-                return frozenset(
-                    number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)
-                )
+    with suppress(OSError):
+        return frozenset(os.sched_getaffinity(pid))
     return frozenset()
 
 

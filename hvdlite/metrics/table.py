@@ -30,7 +30,7 @@ class Reader(Enum):
     PYTHON = "hvdlite.observe.interpreter.Interpreter.quantities"
     """In the Python of a rank."""
     PROCESS = "hvdlite.host.counters.ProcessCounters.read"
-    """By the agent, which asks the kernel about the rank's process."""
+    """By the agent, which asks the kernel about the rank's process; gauges when somebody asks the agent."""
     HOST = "hvdlite.host.counters.HostCounters.read"
     """By the agent, which asks the kernel about its host."""
 
@@ -166,3 +166,5 @@ for _name, _unit, _reader, _meaning in (
     ("steal_s", "s", Reader.HOST, "the host of this virtual machine gave its processors to others"),
 ):
     counter(_name, _unit, _reader, Over.SUM, _meaning)
+
+MEMORY_BYTES: Final = gauge("memory_bytes", "B", Reader.PROCESS, Over.SUM, "memory that it has mapped and touched")

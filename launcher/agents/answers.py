@@ -54,7 +54,6 @@ class Status(NamedTuple):
     at: Figure = 0.0
     state: Short = ""
     cpu_s: Annotated[float | None, number()] = None
-    memory_bytes: Annotated[int | None, _count] = None
     phase: Short = ""
     quantities: Annotated[Mapping[str, float], mapping(number())] = {}
     in_flight: Annotated[int | None, _count] = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from hvdlite.metrics.table import MEMORY_BYTES
+
 from .rows import Row, View
 
 COLUMNS: Final = (
@@ -44,7 +46,7 @@ def cells(row: Row) -> list[str]:
         _size(row.bytes_per_s),
         _UNKNOWN if row.in_flight is None else str(row.in_flight),
         _percent(row.cpu),
-        _size(row.memory_bytes),
+        _size(row.quantities.get(MEMORY_BYTES.name)),
         _doing(row)[:_MOST_CHARACTERS],
     ]
 

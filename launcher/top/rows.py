@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from hvdlite.blackbox.times import divide, spent
-from hvdlite.metrics.table import BATCHES, MOVED_S, NBYTES, UNAGREED_S, WAITED_S, Over, Quantities, of_ranks
+from hvdlite.metrics.table import BATCHES, MOVED_S, NBYTES, TABLE, UNAGREED_S, WAITED_S, Over, Quantities
 
 from ..agents.answers import Rates, Status
 from ..monitor.client import Client
@@ -27,7 +27,7 @@ class Row:
     ``waits`` is the part of the time in which the program only waited for collectives, and ``for_others`` the part in
     which not all ranks had come yet. For ``late_s`` in each step, or each batch if steps are not known, all others
     waited for this rank: ``late`` of the time. ``cpu`` counts cores. ``idle_s`` ago the ``last`` collective was done.
-    ``quantities`` are those of `hvdlite.metrics.table`, by name, since the rank's first session began.
+    ``quantities`` are those of `hvdlite.metrics.table`, by name; counters, since the rank's first session began.
     """
 
     rank: int
@@ -42,7 +42,6 @@ class Row:
     late: float = 0.0
     in_flight: int | None = None
     cpu: float | None = None
-    memory_bytes: int | None = None
     last: str = ""
     idle_s: float | None = None
     quantities: Mapping[str, float] = field(default_factory=dict)
@@ -128,8 +127,8 @@ class Viewer:
 
     def _row(self, host: str, status: Status, late: _Late) -> Row:
         state, phase = _STATES.get(status.state, ""), status.phase
-        known = {row.name: status.quantities[row.name] for row in of_ranks() if row.name in status.quantities}
-        found: dict[str, Any] = {"late": late.share, "quantities": known, "memory_bytes": status.memory_bytes}
+        known = {row.name: status.quantities[row.name] for row in TABLE if row.name in status.quantities}
+        found: dict[str, Any] = {"late": late.share, "quantities": known}
         if rates := _averaged(status):
             span_s, sums = rates.span_s, _sums(rates)
             sums[WAITED_S] += status.waiting_s  # a wait that goes on
@@ -167,7 +166,7 @@ class Viewer:
 def _of_all(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The quantities of the job."""
     found = {}
-    for row in of_ranks():
+    for row in TABLE:
         values = [each[row.name] for each in ranks if row.name in each]
         if values and row.over_ranks is not Over.NONE:
             found[row.name] = row.over_ranks.combine(values)

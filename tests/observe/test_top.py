@@ -126,9 +126,12 @@ def test_ranks_of_other_hosts_are_there_too(tmp_path: Path, monkeypatch: pytest.
     """A stand-in for ssh, whose hosts are this one."""
     monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
     with _job(tmp_path, 3, "-H", "localhost:1,far:2") as hvdrun:
-        rows = json.loads(run("top", str(hvdrun.pid), "--once", "--json").stdout)["rows"]
+        view = json.loads(run("top", str(hvdrun.pid), "--once", "--json").stdout)
+        rows, memory = view["rows"], [row["quantities"]["memory_bytes"] for row in view["rows"]]
         assert [(row["rank"], row["host"]) for row in rows] == [(0, "localhost"), (1, "far"), (2, "far")]
-        assert all(row["memory_bytes"] > 1 << 20 and row["cpu"] is not None for row in rows)
+        assert all(nbytes > 1 << 20 for nbytes in memory)
+        assert view["quantities"]["memory_bytes"] == sum(memory)
+        assert all(row["cpu"] is not None for row in rows)
         assert len({row["pid"] for row in rows}) == 3
 
 

@@ -92,7 +92,7 @@ STATUS = {
     "at": 9.0,
     "state": "S",
     "cpu_s": 3.5,
-    "memory_bytes": 1 << 20,
+    "quantities": {"memory_bytes": 1 << 20},
     "phase": "INSIDE",
     "in_flight": 1,
     "waiting_s": 2.5,

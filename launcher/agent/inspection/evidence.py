@@ -125,7 +125,7 @@ def _of_host(pid: int, root: Path, grown: Sums, before: Sums, after: Sums) -> di
     """The limits of process ``pid``; and its part of what its host counted, which is added to what has ``grown``."""
     names = [row.name for row in read_by(Reader.HOST)]
     grown |= {name: after[name] - before[name] for name in names if name in after and name in before}
-    processors = processors_of(pid, root)
+    processors = processors_of(pid)
     stolen = steal_of(before, processors), steal_of(after, processors)
     if stolen[0] is not None and stolen[1] is not None:
         grown["steal_s"] = stolen[1] - stolen[0]

@@ -15,7 +15,7 @@ from hvdlite.blackbox import format as blackbox
 from hvdlite.blackbox.format import Phase, Record
 from hvdlite.blackbox.times import MOST_S, add_up
 from hvdlite.host.proc import memory_of, stat_of
-from hvdlite.metrics.table import by_name
+from hvdlite.metrics.table import MEMORY_BYTES, Quantities, by_name
 
 _WINDOW_S: Final = 10.0
 _SHORTEST_S: Final = 0.5
@@ -29,15 +29,18 @@ def status_of(rank: int, worker: int, memory: blackbox.Memory | None, now: float
     """Describes ``rank``, in the process session of ``worker``, at ``now`` on the monotonic clock."""
     found: dict[str, Any] = {"rank": rank, "pid": worker, "at": now}
     box = blackbox.look(memory) if memory is not None else None
+    quantities: Quantities = {} if box is None else blackbox.quantities(box.memory)
     with suppress(OSError):  # the worker may be a shell that has started the rank
         if box is not None and stat_of(box.pid).session == worker:
             found["pid"] = box.pid
     with suppress(OSError):
         stat = stat_of(found["pid"])
-        found |= {"state": stat.state, "cpu_s": stat.cpu_s, "memory_bytes": memory_of(found["pid"])}
+        found |= {"state": stat.state, "cpu_s": stat.cpu_s}
+        quantities[MEMORY_BYTES] = memory_of(found["pid"])
+    found["quantities"] = by_name(quantities)
     if box is None:
         return found
-    found |= {"phase": box.phase.name, "quantities": by_name(blackbox.quantities(box.memory))}
+    found["phase"] = box.phase.name
     if box.phase is Phase.INSIDE:
         last = box.last()
         found |= _in_flight(box, last, now)

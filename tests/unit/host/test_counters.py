@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
-from hvdlite.host.counters import HostCounters, ProcessCounters, steal_of
+from hvdlite.host.counters import HostCounters, ProcessCounters, processors_of, steal_of
 
 STAT = "42 (a (rank) x) {state} 1 42 42 0 -1 4 {minor} 7 {major} 0 {user} {system} 3 4 20 0 9 0 0 0 0 {zeros} {cpu} 0"
 
@@ -145,3 +146,12 @@ def test_a_look_takes_few_calls_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -
     assert calls.count(0) == 4
     host.close()
     process.close()
+
+
+def test_the_processors_of_a_process_until_it_has_ended() -> None:
+    one = min(os.sched_getaffinity(0))
+    with Popen(["sleep", "600"]) as child:
+        os.sched_setaffinity(child.pid, {one})
+        assert processors_of(child.pid) == {one}
+        child.kill()
+    assert processors_of(child.pid) == frozenset()

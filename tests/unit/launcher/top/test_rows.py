@@ -11,6 +11,7 @@ from hvdlite.launcher.monitor.client import Client, Job
 from hvdlite.launcher.stream.fields import read
 from hvdlite.launcher.top.lines import COLUMNS, cells, columns_for, heading, lines, worst
 from hvdlite.launcher.top.rows import Viewer
+from hvdlite.metrics.table import MEMORY_BYTES
 
 
 class Answers(Client):
@@ -55,7 +56,8 @@ _RATES: dict[str, Any] = {
 
 def answer(rank: int, **more: Any) -> dict[str, Any]:
     rates = dict(_RATES)
-    told = {"rank": rank, "pid": 7, "at": 50.0, "state": "S", "cpu_s": 1.0, "memory_bytes": 2_000_000, "rates": rates}
+    told = {"rank": rank, "pid": 7, "at": 50.0, "state": "S", "cpu_s": 1.0, "rates": rates}
+    told["quantities"] = {MEMORY_BYTES.name: 2_000_000}
     told |= {"phase": "INSIDE", "in_flight": 4, "waiting_s": 0.0, "unagreed_s": 0.0, "names": []}
     return {**told, "last": {"name": "grad", "tensors": 3, "number": 9, "at": 49.5}, **more}
 
@@ -125,7 +127,8 @@ def test_what_is_averaged_over_almost_no_time_is_not_shown(span_s: float) -> Non
         {"last": []},
         {"in_flight": 1.5},
         {"waiting_s": 1e99, "names": 7},
-        {"memory_bytes": None},
+        {"quantities": {MEMORY_BYTES.name: None}},
+        {"quantities": {MEMORY_BYTES.name: -1}},
         {"state": []},
         {"phase": {}},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ _TICKS = 100  # a second, as Linux counts for programs
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[Host]]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host]]:
     """Those of a test, which lets go of their files."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
     made: list[Host] = []
     yield made
     for host in made:
@@ -49,7 +51,6 @@ class Host:
         stat = f"42 (python) R 1 42 42 0 -1 4 0 7 {self.faults} 0 {ticks} 0 3 4 20 0 9 0 0 0 0 {zeros} 1 0"
         self._file("proc/42/stat", stat)
         self._file("proc/42/task/42/schedstat", f"{int(run_s * 1e9)} 0 {int(run_s * 50)}\n")
-        self._file("proc/42/status", "Name:\tpython\nCpus_allowed_list:\t1-1\n")
         cpu = "sys/devices/system/cpu/cpu1/cpufreq"
         self._file(f"{cpu}/cpuinfo_max_freq", "3000000\n")
         self._file(f"{cpu}/scaling_cur_freq", f"{self.frequency}\n")

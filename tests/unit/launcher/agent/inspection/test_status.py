@@ -14,6 +14,7 @@ from hvdlite.blackbox.format import HEAD, MARK, NBYTES, RECORD, RECORDS, RECORDS
 from hvdlite.launcher.agent.inspection.status import rates, status_of
 from hvdlite.launcher.top.lines import cells
 from hvdlite.launcher.top.rows import Viewer
+from hvdlite.metrics.table import MEMORY_BYTES
 from tests.unit.launcher.top.test_rows import Answers, answer
 
 
@@ -104,5 +105,5 @@ def test_names_that_never_come_again_make_no_steps() -> None:
 
 def test_a_process_without_a_box_has_what_the_kernel_knows() -> None:
     found = status_of(0, os.getpid(), None, 1.0)
-    assert found["memory_bytes"] > 1 << 20
+    assert found["quantities"][MEMORY_BYTES.name] > 1 << 20
     assert "phase" not in found
