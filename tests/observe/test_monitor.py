@@ -116,7 +116,7 @@ def test_the_job_and_the_status_of_each_rank_are_answered(place: Path, tmp_path:
                 assert [rank["rank"] for rank in line["answer"]] == line["ranks"] == [1]
                 return dict(line["answer"][0])
 
-            until(lambda: bool(answer().get("rates", {}).get("steps_per_s")))  # type: ignore[attr-defined]
+            until(lambda: bool((answer().get("rates") or {}).get("steps_per_s")))  # type: ignore[attr-defined]
             assert answer()["quantities"]["memory_bytes"] > 1 << 20  # type: ignore[index]
             assert client.ask("free_ports") == [{"error": "there is no such question"}]
             (tmp_path / "over").touch()
