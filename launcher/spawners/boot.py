@@ -3,7 +3,8 @@
 The interpreter runs isolated (``-I -S``): no site-packages, no user's PYTHONPATH, no file of the working directory that
 happens to be called ``signal.py``. Importing ``hvdlite`` itself would load numpy and ZeroMQ for nothing, so the agent
 gets packages of the same names that are only folders, and starts several times as fast. Of all that is installed it may
-import psutil, whose folder comes last in its path: the standard library goes first, and nothing else is asked for.
+import psutil, whose folder comes last in its path: the standard library goes first, and nothing else is asked for. It
+does so when ranks run, so that psutil has an extension for this interpreter is looked up before.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from hvdlite import version
 
 _RUN: Final = """
 import os, sys, types
+from importlib.machinery import EXTENSION_SUFFIXES
 for name in "hvdlite", "hvdlite.launcher":
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [sys.argv.pop(1)]
 sys.path.append(sys.argv.pop(1))
-if not os.path.isdir(sys.path[-1] + "/psutil"):
+psutil = sys.path[-1] + "/psutil"
+files = os.listdir(psutil) if os.path.isdir(psutil) else []
+if not any("." + name.partition(".")[2] in EXTENSION_SUFFIXES for name in files):
     sys.exit("psutil, which hvdlite needs, is not installed for " + sys.executable)
 from hvdlite.launcher.agent.agent import main
 main()

@@ -111,7 +111,13 @@ def test_an_agent_that_starts_loads_nothing_but_the_standard_library() -> None:
         assert psutil.Process(running.pid).memory_info().rss < 30 << 20
 
 
-def test_an_agent_without_psutil_ends_with_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files", [(), ("__init__.py",), ("__init__.py", "_psutil_linux.cpython-27-x86_64-linux-gnu.so")]
+)
+def test_an_agent_without_psutil_for_its_python_ends_with_one_sentence(tmp_path: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        (tmp_path / "psutil").mkdir(exist_ok=True)
+        (tmp_path / "psutil" / name).touch()
     command = [sys.executable, *boot_here()]
     command[-1] = str(tmp_path)
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
