@@ -121,7 +121,7 @@ class Page:
         slot_bytes = _slot_bytes(size)
         has_parts = spin_ns != 0 or size == 1
         self.most_bytes = slot_bytes * (_MOST_PARTS if has_parts else 1)
-        self.most_bytes_alone = slot_bytes * (_MOST_ALONE if has_parts else 1)
+        self.most_bytes_alone = slot_bytes * _MOST_ALONE if has_parts else slot_bytes - ALIGNMENT  # a line of its own
         self.most_bytes_shared = 0
         self._arena: Arena | None = None
         self.is_waiting = self.is_held_back = self.is_watched = False
@@ -163,7 +163,9 @@ class Page:
         numbers = np.array(regions.numbers, np.int32)
         status = self._library.hvd_page_use_arena(self.handle, regions.arena.handle, numbers.ctypes.data)
         native.check(status, "using the arena")
-        self._arena, self.most_bytes_shared = regions.arena, _MOST_SHARED
+        self._arena = regions.arena
+        if self.most_bytes_alone > _slot_bytes(self.size):  # else each wait would be a sleep
+            self.most_bytes_shared = _MOST_SHARED
 
     def shares(self, source: int, target: int) -> bool:
         """True if other ranks can read a tensor at ``source`` and write its result to ``target``."""

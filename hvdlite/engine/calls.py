@@ -48,7 +48,7 @@ class _Prepared(NamedTuple):
     """What calls of some tensors need, as long as they are known as ``known`` and, but for the first, ``others``.
 
     ``tensors`` is None if they take the usual way. Ranks have the tensors in the order of their bits, so ``places`` has
-    where each one's begins. If it ``is_long``, the one tensor takes the usual way unless all ranks share it.
+    where each one's begins. If it ``is_long``, the one tensor takes the usual way unless this rank shares it.
     """
 
     known: Known

@@ -226,6 +226,8 @@ class InFlight:
         elif self.is_stream:
             self._is_awake = self.is_stream = False
             new = self._new[:]  # with what came just before
+            if self._deferred:
+                self._wake()
         for entry in new:
             entry.was_taken_up = True
         del self._new[: len(new)]

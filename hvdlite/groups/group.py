@@ -505,17 +505,22 @@ class Group:
             if not self._is_alert:
                 self._is_alert = True
                 self._inbox.wake.set()
-            self._turn()
+            self._turn_as_driver()
             while not (drive.is_done or self._is_stopping):
                 if not self._executor.run_here(until=drive):
                     self._sleep_as_driver(drive)
                 elif self._decider.has_agreed:  # there is room for the next batch now
-                    self._turn()
+                    self._turn_as_driver()
         finally:
             self._executor.wake()
             if self._decider.arm() or self._decider.has_agreed or self._next_timer is not None:
                 self._inbox.wake.set()
             self._driving.release()
+
+    def _turn_as_driver(self) -> None:
+        self._turn()
+        if self._in_flight.is_stream:  # which the coordinator's thread must look after, since batches may take long
+            self._inbox.wake.set()
 
     def _sleep_as_driver(self, drive: Drive) -> None:
         try:
@@ -523,7 +528,7 @@ class Group:
             self._driver.is_asleep = True
             if not drive.is_done:
                 self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
-            self._turn()  # first, or the coordinator's thread would wake for the messages that this turn takes
+            self._turn_as_driver()  # first, or the coordinator's thread would wake for what this turn takes
         finally:
             self._driver.is_asleep = False
             self._inbox.resume()

@@ -58,8 +58,8 @@ class Arena:
         self._nbytes = os.fstat(fd).st_size // count
         self._position = own * self._nbytes
         self.is_shared = True  # collectives may still use what is allocated here
-        self._lock = threading.Lock()  # guards _free and the pages
-        self._free = FreeList(self._nbytes)
+        self._lock = threading.RLock()  # guards _free and the pages; reentrant only to see who has it
+        self._free = FreeList(self._nbytes - _PAGE_BYTES)
         # Blocks freed by any thread, perhaps while some thread has the lock; its next holder takes them back.
         self._freed: deque[tuple[int, int]] = deque()
         self.handle = ctypes.c_void_p()
@@ -144,11 +144,16 @@ class Arena:
         return first, max(first, last)
 
     def _drain(self) -> None:
-        while self._freed and self._lock.acquire(blocking=False):
-            try:
+        lock: Any = self._lock
+        if lock._is_owned():  # a block is freed in the middle of another call, which drains at its end
+            return
+        try:
+            while self._freed and lock.acquire(blocking=False):
                 self._take_back()
-            finally:
-                self._lock.release()
+                lock.release()
+        finally:
+            if lock._is_owned():  # a signal handler has raised
+                lock.release()
 
     def _take_back(self) -> None:
         while self._freed:

@@ -273,7 +273,7 @@ HVD_API void hvd_page_free(hvd_page* page);
 // Functions that take `fd` need the same file, which remains the caller's.
 HVD_API hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out);
 
-// The beginning of this rank's region.
+// The beginning of this rank's region, of which the last HVD_ARENA_PAGE_BYTES are not for tensors.
 HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
 
 // Offsets and lengths here and below, and of regions, are multiples of a huge page.

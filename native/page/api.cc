@@ -108,8 +108,9 @@ struct hvd_page {
     for (;;) {
       const uint64_t before = carrier->number();
       const hvd_status status = move(carried, hvd::monotonic_ns() + kLookNs);
-      if (status != HVD_BUSY) return status;
+      if (status != HVD_BUSY && status != HVD_ABORTED) return status;
       if (is_given_up) return HVD_ABORTED;
+      if (status == HVD_ABORTED) poll(nullptr, 0, 1);  // until this rank knows why, too
       if (carrier->number() != before) since_ns = hvd::monotonic_ns();
       if (hvd::monotonic_ns() - since_ns >= timeout_ns) return HVD_TIMED_OUT;
     }
@@ -319,7 +320,9 @@ int64_t hvd_page_call(hvd_page* page, hvd_call* call) {
   for (int32_t i = 0; may_carry && i < call->count; ++i) page->submissions.push_back({call->tensors[i].name, 0, 1});
   if (may_carry) page->carrier->put_first(carried_by(*call));
   page->begun_ns = hvd::monotonic_ns();
-  if (!may_carry || agreement.submit(page->submissions.data(), page->submissions.size(), page->begun_ns) != HVD_OK) {
+  // Whoever gives up sets that first, and then looks whether this rank shares.
+  if (!may_carry || page->is_given_up ||
+      agreement.submit(page->submissions.data(), page->submissions.size(), page->begun_ns) != HVD_OK) {
     end_call(page, call, HVD_CALL_REFUSED);
     return HVD_CALL_REFUSED;
   }

@@ -122,11 +122,15 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
   }
   if (stage_ == Stage::kReduced) {
     if (hvd_status status = await(spin, until_ns)) return status;
+    // Memory may have become private meanwhile, of this rank too: another group may have failed.
+    if (!arena_->is_shared()) return HVD_ABORTED;
+    for (int32_t region : regions_) {
+      if (arena_->is_private(region)) return HVD_ABORTED;
+    }
     ++number_;
     stage_ = Stage::kFirst;
     is_sharing_ = false;
-    // A group may have failed meanwhile and made the memory private: then results of others are not in it.
-    return arena_->is_shared() ? HVD_OK : HVD_ABORTED;
+    return HVD_OK;
   }
   for (;;) {
     if (part_ > 0 || stage_ == Stage::kPartsOfAll) {

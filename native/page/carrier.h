@@ -54,7 +54,8 @@ class Carrier {
 
   // Reads tensors that are decided, and puts their further parts. HVD_BUSY if parts of other ranks had not come by
   // `until_ns` on the monotonic clock, or if it takes longer; then call it again. HVD_INVALID if the recipe has an
-  // invalid piece, or a peer has damaged the page. HVD_ABORTED if the arena was made private meanwhile.
+  // invalid piece, or a peer has damaged the page. HVD_ABORTED if some memory that is shared became private
+  // meanwhile, each time.
   hvd_status move(const Carried& carried, hvd_spin* spin, int64_t until_ns) noexcept;
 
   // Parts that have been read.

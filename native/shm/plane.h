@@ -37,6 +37,13 @@ class Plane {
   hvd_status use(Arena* arena, const int32_t* regions) noexcept;
   bool has_arena() const noexcept { return arena_ != nullptr && is_shared(); }
   bool is_shared() const noexcept { return arena_->is_shared(); }
+  // True if what this rank has read in the regions of all was still shared.
+  bool are_all_shared() const noexcept {
+    for (int32_t rank = 0; rank < segment_.geometry().size; ++rank) {
+      if (arena_->is_private(regions_[rank])) return false;
+    }
+    return is_shared();
+  }
   uint8_t* region(int32_t rank) const noexcept { return arena_->region(regions_[rank]); }
   uint64_t region_bytes() const noexcept { return arena_->region_bytes(); }
 

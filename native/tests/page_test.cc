@@ -452,7 +452,11 @@ void test_shared_memory_that_becomes_private() {
   second.put_first(theirs);
   CHECK(first.move(carried, &spin, 0) == HVD_BUSY && first.is_sharing());
   arenas.of[0].stop_sharing();
-  CHECK(second.move(theirs, &spin, 0) == HVD_OK && first.move(carried, &spin, 0) == HVD_ABORTED);
+  arenas.of[0].set_private();
+  for (int i = 0; i < 2; ++i) {
+    CHECK(second.move(theirs, &spin, 0) == HVD_ABORTED && first.move(carried, &spin, 0) == HVD_ABORTED);
+    CHECK(first.is_sharing() && second.is_sharing());
+  }
   first.put_first(carried);
   CHECK(!first.is_sharing());
 }

@@ -70,8 +70,8 @@ hvd_status DirectAllReduce::run(uint64_t first, const Chunking& chunking, uint64
   }
   if (hvd_status status = plane_.wait_for_all(kReduced, last)) return status;
   plane_.pass(kFinished, last);
-  // Another group may have failed meanwhile and made the memory private: then results of others are not in it.
-  return plane_.is_shared() ? HVD_OK : HVD_ABORTED;
+  // Memory may have become private meanwhile, of this rank too: another group may have failed.
+  return plane_.are_all_shared() ? HVD_OK : HVD_ABORTED;
 }
 
 DirectAllReduce::Walk DirectAllReduce::skip(Walk walk, uint64_t bytes) const noexcept {

@@ -149,7 +149,10 @@ hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes) 
   return arena->release(offset, bytes);
 }
 
-void hvd_arena_stop_sharing(hvd_arena* arena) { arena->stop_sharing(); }
+void hvd_arena_stop_sharing(hvd_arena* arena) {
+  arena->stop_sharing();
+  arena->set_private();
+}
 
 hvd_status hvd_arena_make_private(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes) {
   return arena->make_private(fd, offset, bytes);

@@ -6,7 +6,9 @@
 //
 // A rank stops sharing when something broke and a slow peer may still be about to write: it turns the mapping of its
 // own region into a private one, in place. Addresses stay valid, threads that use the memory meanwhile notice nothing,
-// and what peers write from then on reaches nobody.
+// and what peers write from then on reaches nobody. What peers read there from then on is no tensor any more. So it
+// first sets a flag in the last line of its region, which is never allocated, and a peer looks at the flags of all once
+// it has read.
 
 #pragma once
 
@@ -35,6 +37,14 @@ class Arena {
   int32_t count() const noexcept { return count_; }
   uint64_t region_bytes() const noexcept { return region_bytes_; }
 
+  // To be called before this rank's region becomes private, but not in a forked child.
+  void set_private() noexcept { flag(own_).store(1); }
+  // True if region `number` is about to be private, or is. What this thread has read before was still shared if not.
+  bool is_private(int32_t number) const noexcept {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return flag(number).load() != 0;
+  }
+
   // True while this rank sees what peers write into its region. Goes from true to false once.
   bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
   void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
@@ -47,6 +57,11 @@ class Arena {
   void leave_peers() noexcept;
 
  private:
+  static constexpr uint64_t kFlagBytes = 64;
+
+  std::atomic<uint32_t>& flag(int32_t number) const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(region(number) + region_bytes_ - kFlagBytes);
+  }
   hvd_status make_piece_private(int fd, uint8_t* begin, uint64_t bytes) noexcept;
 
   uint8_t* base_ = nullptr;

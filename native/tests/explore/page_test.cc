@@ -125,6 +125,7 @@ struct World : Bells {
       arenas[rank].adopt(regions, rank, plan.ranks, kRegionBytes);
       if (plan.sharing >= 0) carriers[rank]->use(&arenas[rank], kRegions);
     }
+    std::memset(regions, 0, sizeof regions);
     std::memset(submits, 0, sizeof submits);
     std::memset(runs, 0, sizeof runs);
     std::memset(collected, 0, sizeof collected);
