@@ -28,6 +28,7 @@ from hvdlite.settings import Settings
 _BURST = 64  # connections dropped in one go
 _LOOK_S = 0.05
 _LOOK_AT_WELL_S = 0.2
+_ANSWER_S = 1.0  # many kernels repeat a call after 1 s, 3 s and 7 s, and a network may be back in between
 _SILENCE = 0.6  # of peer_timeout: the time without a heartbeat after which a connection ends
 
 
@@ -69,6 +70,7 @@ class LivenessProbe:
         self._timeout_s = settings.peer_timeout
         self._silence_s = settings.peer_timeout + settings.heartbeat_interval
         self._probe: socket.socket | None = None
+        self._asked_at = 0.0
         self._finding = _Finding.UNREACHABLE
         self._refusals = 0
         self._since = time.monotonic()
@@ -111,8 +113,11 @@ class LivenessProbe:
             except OSError:  # no descriptor is free: the next look tries again
                 return
             self._probe.setblocking(False)
+            self._asked_at = time.monotonic()
         error = self._probe.connect_ex(self._where)
         if error in (errno.EINPROGRESS, errno.EALREADY):
+            if time.monotonic() - self._asked_at >= _ANSWER_S:
+                self.close()
             return
         if error == errno.ECONNREFUSED:
             self._refusals += 1

@@ -110,12 +110,12 @@ def test_two_sides_that_are_cut_off_from_each_other_both_end(directions: list[tu
 @in_private_network
 def test_a_network_that_is_away_for_less_than_the_timeout_evicts_nobody() -> None:
     """Connections end after 60 % of the time-out, and are made again in the rest of it."""
-    with ProcessRanks(2, _reduce_until_told, environ={"HVDLITE_PEER_TIMEOUT": "6"}, environ_by_rank=HOSTS) as ranks:
+    with ProcessRanks(2, _reduce_until_told, environ={"HVDLITE_PEER_TIMEOUT": "12"}, environ_by_rank=HOSTS) as ranks:
         ranks.wait_for("running")
         for number in (1, 2):
             drop(*_dropped((0, 1), (1, 0)))
-            threading.Event().wait(4.0)
-            drop_none()
+            threading.Event().wait(7.7)
+            drop_none()  # which may take seconds beside tests that make and remove networks
             ranks.wait_for(f"resumed {number}")
         counts = _count_of(ranks)
     assert counts[0] == counts[1] > 2

@@ -77,6 +77,19 @@ def test_the_cause_is_found_and_not_too_early(state: object, cause: str, earlies
     assert took_s >= earliest_s
 
 
+def test_a_host_that_does_not_answer_is_called_anew_every_second() -> None:
+    """The kernel would repeat the first call after 3 s, which may be too late for a network that is back sooner."""
+    with cut_off() as address:
+        probe = LivenessProbe(address, Settings(peer_timeout=6.0))
+        calls: list[object] = []
+        while len(calls) < 3:
+            assert probe.look() is None
+            if probe._probe is not None and probe._probe not in calls:
+                calls.append(probe._probe)
+            time.sleep(max(0.0, probe.due - time.monotonic()))
+        probe.close()
+
+
 def test_a_liveness_listener_drops_whoever_calls_and_reads_nothing() -> None:
     listener = LivenessListener("127.0.0.1", None)
     port = int(listener.endpoint.rpartition(":")[2])
