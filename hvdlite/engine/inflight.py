@@ -206,7 +206,7 @@ class InFlight:
             yield
         finally:
             self._bursts.pop()
-            if self._new and not (self._is_awake or self._bursts):
+            if self._new and not self._bursts and (self.is_stream or not self._is_awake):
                 self._wake()
 
     def take_new(self) -> list[Entry]:
@@ -220,7 +220,7 @@ class InFlight:
             now = time.monotonic()
             self._turns = self._turns + 1 if now - self._taken_at < _STREAM_S else 1
             self._taken_at = now
-            is_stream = self._turns >= _TURNS
+            is_stream = self._turns >= _TURNS and not self._bursts  # whose end wakes the coordinator
         if is_stream:
             self._is_awake = self.is_stream = True
         elif self.is_stream:

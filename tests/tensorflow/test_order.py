@@ -19,6 +19,7 @@ from hvdlite.session import group_of
 from hvdlite.tensorflow.operation import binding
 from hvdlite.tensorflow.operation import pending as tickets
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
+from tests.harness.patience import until
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through
 
@@ -75,6 +76,7 @@ def independent_collectives_of_one_function_are_in_flight_at_once_and_travel_tog
             function = tf.function(many).get_concrete_function(tf.ones(2))
         hvd.barrier()
         before = everyone.statistics().batches
+        until(lambda: not in_flight().is_stream)  # in which turns come by themselves
         with ThreadPoolExecutor(1) as other, in_flight().burst():  # which keeps them until all have started
             call = other.submit(function, tf.ones(2))
             while len(tickets._tickets) < 12:

@@ -68,6 +68,20 @@ def test_a_stream_of_submits_wakes_nobody_until_nothing_new_was_found(in_flight:
             assert not in_flight.is_stream
 
 
+def test_a_burst_is_no_stream_and_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> None:
+    with patch("time.monotonic", return_value=1.0):
+        for name in "abc":
+            in_flight.submit(entry(name))
+            in_flight.take_new()
+        assert in_flight.is_stream
+        with in_flight.burst():
+            in_flight.submit(entry("d"))
+            in_flight.take_new()
+            assert not in_flight.is_stream
+            in_flight.submit(entry("e"))
+        assert len(wakes) == 4
+
+
 def test_calls_that_wait_are_no_stream(in_flight: InFlight) -> None:
     for name in "abcde":
         in_flight.submit_all([entry(name)], will_wait=True)
