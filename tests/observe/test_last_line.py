@@ -161,7 +161,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path, late: int) -> No
     wall_s, percentages, slowest = _read(ended.stderr)
     assert slowest == str(late)
     assert f"waiting for rank {late} {percentages['waiting']} %" in ended.stderr
-    assert percentages["waiting"] >= 100 * 4 * 2 / 3 / wall_s - 1
+    assert percentages["waiting"] >= 100 * 4 * 2 / 3 / wall_s - 2  # both are rounded
 
 
 def test_the_slowest_rank_is_on_its_host(tmp_path: Path) -> None:
