@@ -2,6 +2,9 @@
 
 #include "kernels/reduce.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "kernels/kernel_table.h"
 
 namespace hvd {
@@ -66,6 +69,20 @@ void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t co
 
 void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& r) noexcept {
   row(r).close(out, in, count, r.postscale);
+}
+
+void reduce_to_all(uint8_t** outs, const void** in, int32_t own, int32_t n, uint64_t bytes,
+                   const hvd_reduction& reduction) noexcept {
+  constexpr uint64_t kBlockBytes = 16 << 10;
+  for (uint64_t block; bytes > 0; bytes -= block) {
+    block = std::min(bytes, kBlockBytes);
+    reduce(outs[own], in, n, block / item_bytes(reduction.dtype), reduction);
+    for (int32_t distance = 1; distance < n; ++distance) std::memcpy(outs[(own + distance) % n], outs[own], block);
+    for (int32_t rank = 0; rank < n; ++rank) {
+      in[rank] = static_cast<const uint8_t*>(in[rank]) + block;
+      outs[rank] += block;
+    }
+  }
 }
 
 }  // namespace hvd

@@ -33,6 +33,11 @@ uint64_t partial_bytes(const hvd_reduction& reduction) noexcept;
 // out = post * ((pre * in[0]) op (pre * in[1]) op ...), folded from left to right; n >= 1.
 void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& reduction) noexcept;
 
+// As `reduce` of `bytes` into outs[own], and copies the result to the other outs, block by block while it is in the
+// first-level cache. Advances all pointers.
+void reduce_to_all(uint8_t** outs, const void** in, int32_t own, int32_t n, uint64_t bytes,
+                   const hvd_reduction& reduction) noexcept;
+
 // One hop of a ring: out = a op (pre * own), and times post unless `out` is a partial result.
 //
 // `a` is either raw input, which is scaled by pre here, or the partial result of an earlier hop, of inputs that were

@@ -59,37 +59,23 @@ bool Carrier::can_carry(const Carried& carried) const noexcept {
 
 hvd_status Carrier::use(shm::Arena* arena, const int32_t* regions) {
   const int32_t size = page_.geometry().size;
-  if (arena->region(regions[own_]) != arena->own()) return HVD_INVALID;
-  for (int32_t rank = 0; rank < size; ++rank) {
-    if (regions[rank] < 0 || regions[rank] >= arena->count()) return HVD_INVALID;
-  }
+  if (!arena->has(regions, own_, size)) return HVD_INVALID;
   regions_.assign(regions, regions + size);
   arena_ = arena;
   return HVD_OK;
-}
-
-// Addresses below the region give offsets that are far too large.
-bool Carrier::is_within(const Place& place, uint64_t bytes) const noexcept {
-  const uint64_t limit = arena_->region_bytes();
-  return bytes <= limit && place.in <= limit - bytes && place.out <= limit - bytes;
-}
-
-Carrier::Place& Carrier::place_of(int32_t rank) noexcept {
-  return *reinterpret_cast<Place*>(page_.slot(rank, number_));
 }
 
 void Carrier::put_first(const Carried& carried) noexcept {
   is_sharing_ = false;
   if (header_of(carried) != 0) {
     const hvd_carried& tensor = carried.tensors[0];
-    Place place = {};
+    Header own = {};
     if (arena_ != nullptr && arena_->is_shared()) {
-      const uint64_t begin = reinterpret_cast<uint64_t>(arena_->own());
-      place = {1, reinterpret_cast<uint64_t>(tensor.in) - begin, reinterpret_cast<uint64_t>(tensor.out) - begin};
-      is_sharing_ = is_within(place, tensor.bytes);
+      own.place = arena_->place_of(tensor.in, tensor.out);
+      is_sharing_ = arena_->is_within(own.place, tensor.bytes);
     }
-    place.is_shared = is_sharing_;
-    place_of(own_) = place;
+    own.is_shared = is_sharing_;
+    header(own_) = own;
   }
   if (!is_sharing_) put(carried, 0);
 }
@@ -154,7 +140,7 @@ hvd_status Carrier::choose(const Carried& carried) noexcept {
   stage_ = Stage::kParts;
   if (header_of(carried) == 0) return HVD_OK;
   int32_t sharing = 0;
-  for (int32_t rank = 0; rank < page_.geometry().size; ++rank) sharing += place_of(rank).is_shared != 0;
+  for (int32_t rank = 0; rank < page_.geometry().size; ++rank) sharing += header(rank).is_shared != 0;
   if (sharing == page_.geometry().size) {
     // A peer's fault: this rank has put no place that others could use.
     if (!is_sharing_) return HVD_INVALID;
@@ -171,32 +157,26 @@ hvd_status Carrier::choose(const Carried& carried) noexcept {
 
 // Shares are whole cache lines, but for that of the last rank.
 hvd_status Carrier::reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept {
-  // A block of the own result stays in the first-level cache until it is copied to the others.
-  constexpr uint64_t kBlockBytes = 16 << 10, kBlocksForEachLook = 16;
+  constexpr uint64_t kStretchBytes = 256 << 10;  // between two looks at the clock
   const uint64_t size = static_cast<uint64_t>(page_.geometry().size), own = static_cast<uint64_t>(own_);
   const hvd_reduction& reduction = *tensor.recipe->reduction;
-  const uint64_t item = item_bytes(reduction.dtype), share = ((tensor.bytes + size - 1) / size + 63) / 64 * 64;
+  const uint64_t share = ((tensor.bytes + size - 1) / size + 63) / 64 * 64;
   const uint64_t begin = std::min<uint64_t>(share * own, tensor.bytes);
   const uint64_t end = std::min<uint64_t>(begin + share, tensor.bytes);
   for (size_t rank = 0; rank < size; ++rank) {
-    const Place place =
-        place_of(static_cast<int32_t>(rank));  // a copy: what a peer changes after the check is not used
-    if (!is_within(place, tensor.bytes) || (place.in | place.out) % item != 0) return HVD_INVALID;
-    uint8_t* region = arena_->region(regions_[rank]);
-    inputs_[rank] = region + place.in + begin + reduced_;
-    outputs_[rank] = region + place.out + begin + reduced_;
+    // A copy: what a peer changes after the check is not used.
+    const shm::Place place = header(static_cast<int32_t>(rank)).place;
+    if (!arena_->is_within(place, tensor.bytes) || (place.in | place.out) % item_bytes(reduction.dtype) != 0)
+      return HVD_INVALID;
+    uint8_t* region = arena_->region(regions_[rank]) + begin + reduced_;
+    inputs_[rank] = region + place.in;
+    outputs_[rank] = region + place.out;
   }
-  for (uint64_t blocks = 1; begin + reduced_ < end; ++blocks) {
-    const uint64_t bytes = std::min(kBlockBytes, end - begin - reduced_);
-    reduce(outputs_[own], inputs_.data(), static_cast<int32_t>(size), bytes / item, reduction);
-    for (size_t distance = 1; distance < size; ++distance)
-      std::memcpy(outputs_[(own + distance) % size], outputs_[own], bytes);
-    for (size_t rank = 0; rank < size; ++rank) {
-      inputs_[rank] = static_cast<const uint8_t*>(inputs_[rank]) + bytes;
-      outputs_[rank] += bytes;
-    }
+  while (begin + reduced_ < end) {
+    const uint64_t bytes = std::min(kStretchBytes, end - begin - reduced_);
+    reduce_to_all(outputs_.data(), inputs_.data(), own_, static_cast<int32_t>(size), bytes, reduction);
     reduced_ += bytes;
-    if (blocks % kBlocksForEachLook == 0 && begin + reduced_ < end && monotonic_ns() >= until_ns) return HVD_BUSY;
+    if (begin + reduced_ < end && monotonic_ns() >= until_ns) return HVD_BUSY;
   }
   reduced_ = 0;
   return HVD_OK;

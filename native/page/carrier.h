@@ -64,17 +64,15 @@ class Carrier {
  private:
   friend struct Digest;  // of tests
 
-  // Where a tensor and its result are, as offsets in the region of their rank.
-  struct Place {
+  // The beginning of the first part of a tensor that may be shared.
+  struct Header {
     uint64_t is_shared;
-    uint64_t in;
-    uint64_t out;
+    shm::Place place;
   };
 
   enum class Stage { kFirst, kParts, kPartsOfAll, kReducing, kReduced };
 
-  bool is_within(const Place& place, uint64_t bytes) const noexcept;
-  Place& place_of(int32_t rank) noexcept;
+  Header& header(int32_t rank) noexcept { return *reinterpret_cast<Header*>(page_.slot(rank, number_)); }
   hvd_status choose(const Carried& carried) noexcept;
   hvd_status reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept;
   hvd_status await(hvd_spin* spin, int64_t until_ns) noexcept;

@@ -6,10 +6,7 @@
 namespace hvd::shm {
 
 hvd_status Plane::use(Arena* arena, const int32_t* regions) noexcept {
-  const auto is_one = [=](int32_t number) { return number >= 0 && number < arena->count(); };
-  if (!std::all_of(regions, regions + size(), is_one) || arena->region(regions[rank_]) != arena->own()) {
-    return HVD_INVALID;
-  }
+  if (!arena->has(regions, rank_, size())) return HVD_INVALID;
   regions_.reset(new (std::nothrow) int32_t[size()]);
   if (!regions_) return HVD_OK;  // through the slots, then
   std::copy(regions, regions + size(), regions_.get());

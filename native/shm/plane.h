@@ -45,7 +45,7 @@ class Plane {
     return is_shared();
   }
   uint8_t* region(int32_t rank) const noexcept { return arena_->region(regions_[rank]); }
-  uint64_t region_bytes() const noexcept { return arena_->region_bytes(); }
+  const Arena& arena() const noexcept { return *arena_; }
 
   // Numbers of `count` new chunks, of which the first is returned.
   uint64_t take_chunks(uint64_t count) noexcept;

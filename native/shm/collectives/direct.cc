@@ -1,15 +1,11 @@
 #include "shm/collectives/direct.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/reduce.h"
 
 namespace hvd::shm {
 namespace {
-
-// Bytes folded at once: a block of the own output stays in the first-level cache until it is copied to the others.
-constexpr uint64_t kBlockBytes = 16 << 10;
 
 // After so many bytes of the vector a rank shows the others that it moves.
 constexpr uint64_t kStretchBytes = 64 << 20;
@@ -26,17 +22,11 @@ bool DirectAllReduce::is_possible() const noexcept {
   if (!plane_.has_arena() || n_ > plane_.segment().geometry().chunk_bytes / sizeof(Place)) return false;
   const uint64_t begin = reinterpret_cast<uint64_t>(plane_.region(plane_.rank()));
   return std::all_of(spans_, spans_ + n_, [=](const hvd_span& span) {
-    return span.bytes == 0 || is_within({span.in - begin, span.out - begin}, span.bytes);
+    return span.bytes == 0 || plane_.arena().is_within({span.in - begin, span.out - begin}, span.bytes);
   });
 }
 
-// Addresses below the region give offsets that are far too large.
-bool DirectAllReduce::is_within(const Place& place, uint64_t bytes) const noexcept {
-  const uint64_t limit = plane_.region_bytes();
-  return bytes <= limit && place.in <= limit - bytes && place.out <= limit - bytes;
-}
-
-DirectAllReduce::Place* DirectAllReduce::table(int32_t rank) noexcept {
+Place* DirectAllReduce::table(int32_t rank) noexcept {
   return reinterpret_cast<Place*>(plane_.segment().inputs(rank, first_));
 }
 
@@ -98,22 +88,12 @@ hvd_status DirectAllReduce::reduce_row(const Walk& at, uint64_t bytes) noexcept 
   uint8_t* outs[kMaxRanks];
   for (int32_t rank = 0; rank < size; ++rank) {
     const Place place = table(rank)[at.row];  // a copy: what a peer changes after the check is not used
-    if (!is_within(place, spans_[at.row].bytes) || (place.in | place.out) % item != 0) return HVD_INVALID;
+    if (!plane_.arena().is_within(place, spans_[at.row].bytes) || (place.in | place.out) % item != 0)
+      return HVD_INVALID;
     ins[rank] = plane_.region(rank) + place.in + at.skipped;
     outs[rank] = plane_.region(rank) + place.out + at.skipped;
   }
-  uint8_t*& own = outs[plane_.rank()];
-  for (uint64_t n; bytes > 0; bytes -= n) {
-    n = std::min(bytes, kBlockBytes);
-    hvd::reduce(own, ins, size, n / item, reduction_);
-    for (int32_t distance = 1; distance < size; ++distance) {
-      std::memcpy(outs[(plane_.rank() + distance) % size], own, n);
-    }
-    for (int32_t rank = 0; rank < size; ++rank) {
-      ins[rank] = static_cast<const uint8_t*>(ins[rank]) + n;
-      outs[rank] += n;
-    }
-  }
+  reduce_to_all(outs, ins, plane_.rank(), size, bytes, reduction_);
   return HVD_OK;
 }
 

@@ -40,12 +40,6 @@ class DirectAllReduce {
   hvd_status run(uint64_t first, const Chunking& chunking, uint64_t total) noexcept;
 
  private:
-  // One row as an offset in the region of a rank.
-  struct Place {
-    uint64_t in;
-    uint64_t out;
-  };
-
   // A position of the vector: `skipped` bytes into a row.
   struct Walk {
     uint64_t row = 0;
@@ -56,7 +50,6 @@ class DirectAllReduce {
   Walk skip(Walk walk, uint64_t bytes) const noexcept;
   hvd_status reduce(Walk walk, uint64_t bytes) noexcept;
   hvd_status reduce_row(const Walk& at, uint64_t bytes) noexcept;
-  bool is_within(const Place& place, uint64_t bytes) const noexcept;
 
   Plane& plane_;
   const hvd_span* spans_;

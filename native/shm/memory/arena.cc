@@ -67,6 +67,11 @@ void Arena::adopt(void* memory, int32_t own, int32_t count, uint64_t region_byte
   is_shared_.store(true, std::memory_order_relaxed);  // nobody else has this object yet
 }
 
+bool Arena::has(const int32_t* regions, int32_t own, int32_t size) const noexcept {
+  const auto is_one = [this](int32_t number) { return number >= 0 && number < count_; };
+  return std::all_of(regions, regions + size, is_one) && regions[own] == own_;
+}
+
 // Asked for by name, huge pages do not depend on how the machine has set them up for shared memory, which is "never"
 // where nobody changed it. A range without any page cannot be collapsed, so each gets its first.
 void Arena::use_huge_pages(int fd, uint64_t offset, uint64_t bytes) noexcept {

@@ -19,6 +19,12 @@
 
 namespace hvd::shm {
 
+// A tensor and its result, as offsets in the region of their rank.
+struct Place {
+  uint64_t in;
+  uint64_t out;
+};
+
 class Arena {
  public:
   Arena() = default;
@@ -36,6 +42,18 @@ class Arena {
   uint8_t* own() const noexcept { return region(own_); }
   int32_t count() const noexcept { return count_; }
   uint64_t region_bytes() const noexcept { return region_bytes_; }
+
+  // True if `regions` of `size` ranks are some of this arena, and that of rank `own` is this rank's.
+  bool has(const int32_t* regions, int32_t own, int32_t size) const noexcept;
+
+  // The place of addresses that this process has. It is far too large if they are below the own region.
+  Place place_of(const void* in, const void* out) const noexcept {
+    const uint64_t begin = reinterpret_cast<uint64_t>(own());
+    return {reinterpret_cast<uint64_t>(in) - begin, reinterpret_cast<uint64_t>(out) - begin};
+  }
+  bool is_within(const Place& place, uint64_t bytes) const noexcept {
+    return bytes <= region_bytes_ && place.in <= region_bytes_ - bytes && place.out <= region_bytes_ - bytes;
+  }
 
   // To be called before this rank's region becomes private, but not in a forked child.
   void set_private() noexcept { flag(own_).store(1); }
