@@ -191,6 +191,10 @@ class Page:
         """Publishes that the page must be closed."""
         self._library.hvd_page_request_closing(self.handle)
 
+    def ring_root(self) -> None:
+        """Makes rank 0 take a turn soon."""
+        os.eventfd_write(self._bells[0], 1)
+
     def watch(self, is_watched: bool) -> None:
         """At the root: from now on, or no longer, whatever any rank submits here wakes this rank."""
         self.is_watched = is_watched

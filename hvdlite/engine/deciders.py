@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from hvdlite import native
 from hvdlite.blackbox.format import Finding
@@ -32,6 +32,8 @@ from hvdlite.negotiation.messages import BARRIER_NAME, ORDERLY, STILL_RUN, Commo
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
 from hvdlite.settings import Settings
+
+_NOTIFY_S: Final = 0.5  # between rings of the root's bell during a wait
 
 
 class Resubmit(NamedTuple):
@@ -220,7 +222,8 @@ class RootDecider(Decider):
         negotiator = self._negotiator
         if negotiator.has_stale is not page.is_watched:
             page.watch(negotiator.has_stale)
-            return page.is_watched
+            if page.is_watched:
+                return True
         if closings == self._asked or not negotiator.must_close(lambda: reduce(or_, page.submitted())):
             return False
         self._asked = closings
@@ -325,10 +328,14 @@ class PageDecider(Decider):
         self._messages = 0  # that have counted
         self._is_due = False  # the page has decided that the next message counts now
         self._came: deque[Run | End] = deque()  # messages that have not counted
+        self._notify_at: float | None = None
 
     @property
     def due(self) -> float | None:  # type: ignore[override]
-        return self._inner.due
+        inner, notify_at = self._inner.due, self._notify_at
+        if inner is None or notify_at is None:
+            return inner if notify_at is None else notify_at
+        return min(inner, notify_at)
 
     @property
     def has_agreed(self) -> bool:
@@ -385,6 +392,7 @@ class PageDecider(Decider):
         while not self._has_ended:
             if self._is_due or not self._is_open:
                 if not self._came:
+                    self._notify_at = None
                     return
                 self._is_due = False
                 self._messages += 1
@@ -401,6 +409,8 @@ class PageDecider(Decider):
             if self._unpublished:
                 self._publish(0, 0)
             kind, bits, blank_bits, carried_bits = self.page.next(has_room or is_last)
+            if kind > native.DECIDED_NOTHING:
+                self._notify_at = None
             if self._root is not None and kind >= 0:
                 self._root.arrived(self.page.news, now)
             if kind == native.DECIDED_TENSORS:
@@ -418,8 +428,22 @@ class PageDecider(Decider):
                 self._has_ended = True
                 self.page.abort()
                 yield from self._ends_that_came()
-            elif kind == BUSY or self._root is None or not self._root.asks(self.page, self._closings):
+            elif kind == BUSY:
                 return
+            elif self._root is None:
+                self._notify_root(now)
+                return
+            elif not self._root.asks(self.page, self._closings):
+                return
+
+    def _notify_root(self, now: float) -> None:
+        """Rings the root's bell twice a second during a wait: perhaps it is the late rank, and takes no turn."""
+        if not self.page.is_waiting:
+            self._notify_at = None
+        elif self._notify_at is None or now >= self._notify_at:
+            if self._notify_at is not None:
+                self.page.ring_root()
+            self._notify_at = now + _NOTIFY_S
 
     def _ends_that_came(self) -> list[Decision]:
         """Takes the ends that wait for their place. They count before one that counts at once, and may be its cause."""

@@ -108,6 +108,15 @@ def test_a_late_rank_is_named_with_its_stacks(tmp_path: Path, ranks: int, late: 
     assert "hvdlite-" not in "\n".join(lines)
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_late_with_a_known_tensor_is_named(tmp_path: Path, late: int) -> None:
+    """The tensor is agreed on without rank 0, which has no reason of its own to look for it."""
+    with _job(tmp_path, 2, "time.sleep(600)", f"submit('weights') or rank == {late}") as process:
+        lines = _report(process)
+    assert re.search(rf": rank {late} on localhost \(.*\) did not submit 'weights'; rank {1 - late} did$", lines[0])
+    assert _calls(lines, f"  rank {late}: the main thread sleeps in ") == _HERE
+
+
 def test_rank_0_is_named_too_if_it_runs_no_python(tmp_path: Path) -> None:
     """It finds the other ranks for which all wait, but does not know that they wait for itself."""
     with _job(tmp_path, 3, "ctypes.PyDLL(None).sleep(600)", "rank == 0") as process:

@@ -190,6 +190,26 @@ def test_a_rank_without_room_leaves_the_decision_to_its_next_turn(ranks: Any) ->
     two.check()
 
 
+def test_a_root_that_is_late_hears_that_others_wait(ranks: Any) -> None:
+    two = ranks(2, stall_check_time_seconds=3.0)
+    _step(two, request("a"))
+    root, other = two.ranks
+    other.submit(request("a"))
+    other.turn()
+    assert not two.moves()
+    while root.decider.due is None:
+        assert other.decider.due is not None
+        assert other.now < 4
+        other.turn()
+        two.settle()
+    assert root.decider.due > root.now
+    root.submit(request("a"))
+    root.turn()
+    two.settle()
+    assert other.decider.due is None
+    two.check()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
