@@ -21,15 +21,14 @@ have no values.
 The ranks of a group may have a page (`hvdlite.control.page`). While it is *open*, they agree there on the tensors that
 have a bit below ``page_names``, without the root. The root must not answer such a name while some rank has submitted
 its bit in the page. So it closes the page when a rank joins, when one rank submits a bit and another one requests the
-name, and before a new generation. Each rank reports its closing with a message, even an empty one, that has its
-unanswered bits. The bits of tensors without a name (`hvdlite.negotiation.unnamed`) are for calls in the page only: at a
-closing ranks request such tensors. So the root also closes the page when one rank has requested a tensor without a name
-and another one has submitted such a bit there, and when it takes over a call of its own rank that waits with such a
-bit: perhaps the ranks make different calls.
+name, and before a new generation. The bits of tensors without a name (`hvdlite.negotiation.unnamed`) are for calls in
+the page only: at a closing ranks request such tensors. So the root also closes the page when one rank has requested a
+tensor without a name and another one has submitted such a bit there, and when it takes over a call of its own rank that
+waits with such a bit: perhaps the ranks make different calls.
 
-The root reads nothing that was sent after a closing until all ranks have closed. Then it decides alone
-until it opens the page with a run. After that run the ranks submit their unanswered bits again, in the page; the root
-forgets those bits, and ignores bits from before.
+Once all ranks have closed the page (`hvdlite.negotiation.gate`), the root decides alone until it opens the page with a
+run. After that run the ranks submit their unanswered bits again, in the page; the root forgets those bits, and ignores
+bits from before.
 
 Invariants:
 
@@ -54,6 +53,7 @@ from hvdlite.negotiation.bits import members, membership
 from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
+from hvdlite.negotiation.gate import Gate
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.unnamed import may_be_signed, signed
@@ -99,36 +99,24 @@ class Negotiator:
         self._unequal: dict[str, str] = {}
         self._is_full = False
         self._was_last = False
-        self._in_page = (1 << page_names) - 1
-        self._closing = 1 if page_names else 0  # the number of the next or present closing
-        self._closed: set[int] = set()  # the ranks that have closed the page
-        self._must_close = False
-        self._early: list[tuple[int, Ready]] = []  # what ranks sent after they closed, while others have not
-
-    @property
-    def is_open(self) -> bool:
-        """True if there is a page, and no rank has closed it."""
-        return bool(self._in_page) and not self._closed
+        self._gate = Gate(range(size), page_names)
 
     @property
     def has_stale(self) -> bool:
         """True if some rank has requested a tensor that other ranks may submit as a bit."""
         return bool(self._stale or (self._unnamed and self.signed))
 
-    @property
-    def _is_closed(self) -> bool:
-        return len(self._closed) == self._size
-
     def must_close(self, submitted: Callable[[], int]) -> bool:
         """True if the page is open and must be closed. ``submitted`` returns the bits that ranks submitted there."""
-        if not self.is_open:
+        gate = self._gate
+        if not gate.is_open:
             return False
-        if self._must_close or self._is_full or self.tuning.hold_s:
+        if gate.must_close or self._is_full or self.tuning.hold_s:
             return True
         if stale := self._stale | (self.signed if self._unnamed or self._doubts else 0):
-            self._must_close = bool(stale & submitted())
+            gate.must_close = bool(stale & submitted())
         self._doubts = False
-        return self._must_close
+        return gate.must_close
 
     def doubt(self) -> None:
         """Closes the page if a call without a name still waits, perhaps for ranks that make another call."""
@@ -136,17 +124,20 @@ class Negotiator:
 
     @property
     def _may_open(self) -> bool:
-        return self._is_closed and not (self._joined or self.has_stale or self._is_full or self.tuning.hold_s)
+        is_closed = bool(self._gate.in_page) and self._gate.is_closed
+        return is_closed and not (self._joined or self.has_stale or self._is_full or self.tuning.hold_s)
 
     @property
     def has_agreed(self) -> bool:
         """True if `cut` has something to return."""
-        if not self._in_page:
-            return bool(self._agreed_bits or self._agreed or self._errors)
-        if not self._is_closed and (self._closed or self._must_close or self._is_full):
-            return False
-        is_tuned = self._sent_tuning is not None and self.tuning is not self._sent_tuning
-        return bool(self._agreed_bits or self._agreed or self._errors or self._may_open or is_tuned)
+        gate = self._gate
+        if gate.in_page:
+            if not gate.is_closed and (not gate.is_open or gate.must_close or self._is_full):
+                return False
+            is_tuned = self._sent_tuning is not None and self.tuning is not self._sent_tuning
+            if self._may_open or is_tuned:
+                return True
+        return bool(self._agreed_bits or self._agreed or self._errors)
 
     @property
     def is_waiting(self) -> bool:
@@ -159,47 +150,24 @@ class Negotiator:
         Raises ProtocolError if no correct rank sends it.
         """
         self._was_last = False
-        if self._in_page and not self._is_closed and self._is_early(rank, ready):
-            self._early.append((rank, ready))
-            self._read_early()
-        else:
-            self._read(rank, ready)
+        gate = self._gate
+        for sender, message in gate.admit(rank, ready):
+            self._read(sender, message)
         if self._unequal:
-            if self._in_page and not self._is_closed:
-                self._must_close = True
-            else:
+            if gate.is_closed:
                 self._answer_unequal_groups()
+            else:
+                gate.must_close = True
         return self._was_last
 
-    def _is_early(self, rank: int, ready: Ready) -> bool:
-        """True if ``ready`` must not be read before all ranks have closed the page."""
-        if ready.closings == self._closing:
-            self._closed.add(rank)
-            return True
-        if _has_join(ready):
-            self._must_close = True
-            return True
-        return any(earlier == rank for earlier, _ in self._early)
-
-    def _read_early(self) -> None:
-        if not self._is_closed:
-            return
-        self._must_close = False
-        early, self._early = self._early, []
-        for rank, ready in sorted(early, key=lambda each: _has_join(each[1])):  # a rank's bits are from before its join
-            self._read(rank, ready)
-
     def _read(self, rank: int, ready: Ready) -> None:
-        if ready.closings > self._closing:
-            raise ProtocolError(f"rank {self._ranks[rank]} closed a page that is not open")
         if bits := ready.bits:
             if ready.generation != self._generation:
                 self._receive_retired(rank, ready)
             elif bits >> len(self._definitions):
                 raise ProtocolError(f"rank {self._ranks[rank]} named a tensor that was never agreed")
             else:
-                if ready.closings != self._closing:
-                    bits &= ~self._in_page  # the rest comes in the page
+                bits = self._gate.bits_of(ready)
                 self._receive_bits(rank, bits, ready.blank_bits & bits)
         for index, request in enumerate(ready.requests):
             if not is_well_formed(request, rank, self._size):
@@ -229,10 +197,9 @@ class Negotiator:
         return run
 
     def _open(self) -> None:
-        self._closing += 1
-        self._closed.clear()
-        self._ready = [ready & ~self._in_page for ready in self._ready]
-        self._filled &= ~self._in_page
+        self._gate.open()
+        self._ready = [ready & ~self._gate.in_page for ready in self._ready]
+        self._filled &= ~self._gate.in_page
 
     def bit_of(self, name: str) -> int:
         """Returns the bit of ``name``, or -1."""
@@ -463,7 +430,3 @@ class Negotiator:
         for rank, bits in enumerate(waiting):
             for bit in members(bits) if bits else ():
                 self._add_request(rank, table[bit].of_rank(rank), not filled >> bit & 1)
-
-
-def _has_join(ready: Ready) -> bool:
-    return any(request.kind is Kind.JOIN for request in ready.requests)

@@ -1,0 +1,80 @@
+"""The order in which the first rank of a page reads what the ranks send around a closing.
+
+Each rank reports its closing with a message, even an empty one, that has its unanswered bits. Nothing that was sent
+after a closing is read until all ranks have closed. A join must be read after the bits that its rank has submitted in
+the page, so it waits for the next closing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hvdlite.negotiation.messages import Kind, Ready
+from hvdlite.negotiation.wire import ProtocolError
+
+
+class Gate:
+    """The messages of ``ranks``, which have a page for the bits of ``in_page``; 0 if they have none.
+
+    ``must_close`` is set once the page must be closed, and cleared when all ranks have closed it.
+    """
+
+    def __init__(self, ranks: Collection[int], names: int) -> None:
+        self._ranks = frozenset(ranks)
+        self.in_page = (1 << names) - 1
+        self.must_close = False
+        self._closing = 1 if names else 0  # the number of the next or present closing
+        self._closed = set() if names else set(ranks)
+        self._early: list[tuple[int, Ready]] = []  # what ranks sent after they closed, while others have not
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is a page, and no rank has closed it."""
+        return not self._closed
+
+    @property
+    def is_closed(self) -> bool:
+        """True if all ranks have closed the page, or there is none."""
+        return len(self._closed) == len(self._ranks)
+
+    def admit(self, rank: int, ready: Ready) -> Sequence[tuple[int, Ready]]:
+        """Takes a message of ``rank``. Returns the messages to read now, with their ranks.
+
+        Raises ProtocolError if no correct rank sends it.
+        """
+        if ready.closings > self._closing:
+            raise ProtocolError("a rank closed a page that is not open")
+        if self.is_closed or not self._is_early(rank, ready):
+            return ((rank, ready),)
+        self._early.append((rank, ready))
+        return self._take_early()
+
+    def bits_of(self, ready: Ready) -> int:
+        """Returns the bits of a message that count. The rest was sent before the page was opened, and comes there."""
+        return ready.bits if ready.closings == self._closing else ready.bits & ~self.in_page
+
+    def open(self) -> None:
+        """The page is opened."""
+        self._closing += 1
+        self._closed.clear()
+
+    def _take_early(self) -> Sequence[tuple[int, Ready]]:
+        if not self.is_closed:
+            return ()
+        self.must_close = False
+        early, self._early = self._early, []
+        return sorted(early, key=lambda each: has_join(each[1]))  # a rank's bits are from before its join
+
+    def _is_early(self, rank: int, ready: Ready) -> bool:
+        if ready.closings == self._closing:
+            self._closed.add(rank)
+            return True
+        if has_join(ready):
+            self.must_close = True
+            return True
+        return any(earlier == rank for earlier, _ in self._early)
+
+
+def has_join(ready: Ready) -> bool:
+    """True if a rank reports that it has joined."""
+    return any(request.kind is Kind.JOIN for request in ready.requests)
