@@ -154,6 +154,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_is_sharing": (c_int32, (c_void_p,)),
     "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),
+    "hvd_page_has_decision": (c_int32, (c_void_p,)),
     "hvd_page_poll": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_int32)),
     "hvd_page_abort": (None, (c_void_p,)),
     "hvd_page_close": (None, (c_void_p,)),

@@ -104,7 +104,7 @@ class Settings:
         0.0, "how long ready tensors are held back to fuse more of them", unit="ms", horovod=True, at_least=0
     )
     page: bool = _setting(
-        True, "ranks of one host agree on known tensors in shared memory instead of by messages; rank 0's value counts"
+        True, "ranks of a host agree on known tensors in shared memory, not by messages; its first rank decides"
     )
     stall_check_disable: bool = _setting(False, "do not warn when some ranks do not submit a tensor", horovod=True)
     stall_check_time_seconds: float = _setting(

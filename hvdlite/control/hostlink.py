@@ -1,24 +1,20 @@
 """Control links in a tree: the ranks of a host talk to its first rank, and only that one talks across hosts.
 
-The first rank of each host is its *leader*. It forwards the root's decisions unchanged, and sends the news of its host
-as one message (`hvdlite.negotiation.aggregate`). Root and leaders combine the link across hosts and the link within the
+The first rank of each host is its *leader*. Its link forwards the root's decisions unchanged, and its decider sends the
+news of the host (`hvdlite.engine.deciders`). Root and leaders combine the link across hosts and the link within the
 host. Other ranks have a `UnixLink` to their leader; when the leader is lost, so are they.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvdlite.control.link import ControlLink, Left, Lost, Received
+from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqlink import ZmqLink
-from hvdlite.negotiation.aggregate import Aggregator
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Gathered, News, Ready, Run
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Gathered, Run
 from hvdlite.negotiation.wire import Message, ProtocolError
 from hvdlite.scope import Scope
-
-_HOLD_S = 1.0  # how long the news of some ranks of a host wait for the news of the others
 
 
 class _HostLink(ControlLink):
@@ -27,6 +23,9 @@ class _HostLink(ControlLink):
     def __init__(self, across: ZmqLink, within: UnixLink) -> None:
         self.inbox = across.inbox
         self.inbox.add(within.inbox.fileno())
+        self.page = within.page
+        if self.page is not None:
+            self.inbox.use(self.page)
         self._across = across
         self._within = within
 
@@ -51,7 +50,8 @@ class RootHostLink(_HostLink):
         self._hosts = hosts
 
     def send(self, message: Message) -> None:
-        self._across.send(message)
+        if not (isinstance(message, Run) and message.opens):  # which is for the ranks of a host
+            self._across.send(message)
         self._within.send(message)
 
     def receive(self) -> Iterator[Received | Lost]:
@@ -75,76 +75,35 @@ class RootHostLink(_HostLink):
 
 
 class LeaderLink(_HostLink):
-    """A leader's end on another host, whose ``ranks`` begin with its own."""
+    """A leader's end on another host. ``number`` is its own in the job."""
 
-    def __init__(self, across: ZmqLink, within: UnixLink, ranks: Sequence[int]) -> None:
+    def __init__(self, across: ZmqLink, within: UnixLink, number: int) -> None:
         super().__init__(across, within)
-        self._rank = ranks[0]
-        self._aggregator = Aggregator(ranks)
-        self._held_until: float | None = None
-        self._news: list[News] = []
+        self._number = number
         self._farewell: End | None = None
 
-    @property
-    def due(self) -> float | None:
-        return min((due for due in (self._held_until, super().due) if due is not None), default=None)
-
     def send(self, message: Message) -> None:
-        if isinstance(message, Ready):
-            self._news += self._aggregator.receive(self._rank, message)
-            self._send_news()
-        elif isinstance(message, End):
-            self._send_end(message)
-            if message.kind in ORDERLY:
+        """Sends news to the root, a run that opens the page to the host, and an end where it must be known."""
+        if isinstance(message, Run):
+            self._within.send(message)
+            return
+        self._across.send(message)
+        if isinstance(message, End):
+            if message.kind not in ORDERLY:  # it needs no decision of the root, which may be lost itself
+                self._within.send(message)
+            elif message.rank == self._number:
                 self._farewell = message
 
-    def receive(self) -> Iterator[Received | Lost | Left]:
-        for item in self._within.receive():
-            if isinstance(item, Lost):
-                yield item
-                continue
-            sender, message = item
-            if isinstance(message, Ready):
-                self._news += self._aggregator.receive(sender, message)
-            elif isinstance(message, End):
-                if message.kind is not EndKind.EXITED:  # which is for this rank: it will see the connection end
-                    self._send_end(message)
-                yield Left(message) if message.kind in ORDERLY else item
-            else:
-                raise ProtocolError(f"rank {sender} sent a message that only rank 0 sends")
-        self._send_news()
-        yield from self._pass_on()
+    def receive(self) -> Iterator[Received | Lost]:
+        yield from self._within.receive()
+        for item in self._across.receive():
+            if not isinstance(item, Lost):
+                _, message = item
+                if not (isinstance(message, End) and message.kind is EndKind.EXITED):  # they will not see it happen
+                    self._within.send(message)
+            yield item
 
     def close(self) -> None:
         if self._farewell is not None:  # only now, because the root's end decides what still runs
             self._within.send(self._farewell)
         super().close()
-
-    def _pass_on(self) -> Iterator[Received | Lost]:
-        for item in self._across.receive():
-            if not isinstance(item, Lost):
-                _, message = item
-                if isinstance(message, Run):
-                    self._aggregator.decide(message)
-                if not (isinstance(message, End) and message.kind is EndKind.EXITED):
-                    self._within.send(message)
-            yield item
-
-    def _send_end(self, end: End) -> None:
-        self._news += self._aggregator.release()
-        self._send_news()
-        self._across.send(end)
-        if end.kind not in ORDERLY:  # it needs no decision of the root, which may be lost itself
-            self._within.send(end)
-
-    def _send_news(self) -> None:
-        if not self._aggregator.is_waiting:
-            self._held_until = None
-        elif self._held_until is None:
-            self._held_until = time.monotonic() + _HOLD_S
-        elif time.monotonic() >= self._held_until:
-            self._news += self._aggregator.release()
-            self._held_until = None
-        if self._news:
-            self._across.send(Gathered(tuple(self._news)))
-            self._news = []

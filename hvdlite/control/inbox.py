@@ -46,10 +46,11 @@ class Inbox:
     def remove(self, fd: int) -> None:
         self._sources.unregister(fd)
 
-    def use(self, page: Page) -> None:
-        """Sleeps also until ``page`` has a decision, for which a driver spins there."""
+    def use(self, page: Page, awaits_decisions: bool = True) -> None:
+        """Sleeps also until this rank's bell in ``page`` is rung, or there is a decision, for which a driver spins."""
         self._sources.register(page.bell, select.EPOLLIN | select.EPOLLET)  # by edges: the count is never read
-        self._spin_poll = partial(native.library().hvd_page_poll, page.handle)
+        if awaits_decisions:
+            self._spin_poll = partial(native.library().hvd_page_poll, page.handle)
 
     def await_events(self, fd: int, events: int) -> None:
         """Waits for ``events`` of ``fd``, which was added before, from now on."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.page import Page, PageOffer
-from hvdlite.negotiation.messages import End
 from hvdlite.negotiation.wire import Message
 from hvdlite.scope import Scope
 
@@ -28,18 +27,12 @@ class Lost(NamedTuple):
     cause: str
 
 
-class Left(NamedTuple):
-    """The orderly end of a rank that reaches the root through this one. The root's answer ends the group here, too."""
-
-    end: End
-
-
 class ControlLink(ABC):
     """One rank's end of the control plane. Threads sleep on its ``inbox``."""
 
     inbox: Inbox
     page: Page | None = None
-    """Where the ranks agree on what they all know. The link owns it, and its bell wakes the inbox."""
+    """Where the ranks of a host agree on what they all know. The link owns it, and its bell wakes the inbox."""
 
     @property
     def due(self) -> float | None:
@@ -51,7 +44,7 @@ class ControlLink(ABC):
         """Sends to the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
-    def receive(self) -> Iterator[Received | Lost | Left]:
+    def receive(self) -> Iterator[Received | Lost]:
         """Yields messages with their sender, and lost peers after their last messages."""
 
     def flush(self, scope: Scope) -> None:  # noqa: B027, most links have nothing to wait for

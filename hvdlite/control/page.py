@@ -191,9 +191,9 @@ class Page:
         """Publishes that the page must be closed."""
         self._library.hvd_page_request_closing(self.handle)
 
-    def ring_root(self) -> None:
-        """Makes rank 0 take a turn soon."""
-        os.eventfd_write(self._bells[0], 1)
+    def ring(self, rank: int) -> None:
+        """Makes ``rank`` take a turn soon."""
+        os.eventfd_write(self._bells[rank], 1)
 
     def watch(self, is_watched: bool) -> None:
         """At the root: from now on, or no longer, whatever any rank submits here wakes this rank."""
@@ -308,6 +308,10 @@ class Page:
     def arm(self) -> bool:
         """Lets the next decision ring the bell, until `next` is called. True if there is a decision already."""
         return not self._is_closed and bool(self._library.hvd_page_arm(self.handle))
+
+    def has_decision(self) -> bool:
+        """True if another rank has decided, or there will be no further decision."""
+        return bool(self._library.hvd_page_has_decision(self.handle))
 
     def abort(self) -> None:
         """Informs all ranks that there may be no further decision, because one of them takes part no more."""

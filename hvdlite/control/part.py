@@ -38,7 +38,7 @@ class ControlPart(Part[ControlLink]):
         if members.rank != leader:
             return ["", ""]
         if _has_page(members, self._options):
-            self._offer = PageOffer(members.size, self._options.cache_capacity)
+            self._offer = PageOffer(len(members.on_this_host), self._options.cache_capacity)
             self._undo.callback(self._offer.close)
         if others:
             self._listener = self._undo.enter_context(LocalListener(members.key_for("listener")))
@@ -56,8 +56,7 @@ class ControlPart(Part[ControlLink]):
         self._undo.callback(within.close)
         if members.rank != leader:
             within.dial(addresses[leader][1], scope)
-            if members.is_one_host:
-                within.fetch(scope)
+            within.fetch(scope)
             self._undo.pop_all()
             return within
         if isinstance(across, ZmqRootLink):
@@ -66,8 +65,7 @@ class ControlPart(Part[ControlLink]):
             across.join(addresses[0][0], scope)
         if self._listener is not None:
             within.accept(self._listener, scope)
-            if members.is_one_host:
-                within.give(self._offer)
+            within.give(self._offer)
             self._listener.close()
         self._undo.pop_all()
         if across is None:
@@ -77,12 +75,16 @@ class ControlPart(Part[ControlLink]):
         if self._listener is None:
             within.close()
             return across
-        return LeaderLink(across, within, members.on_this_host)
+        return LeaderLink(across, within, members.number)
 
     def close(self) -> None:
         self._undo.close()
 
 
 def _has_page(members: Membership, options: Settings) -> bool:
-    is_possible = members.is_one_host and members.size <= MAX_RANKS and not members.without_native
-    return is_possible and options.page and options.cache_capacity > 0 and options.cycle_time == 0
+    here = members.on_this_host
+    if len(here) > MAX_RANKS or not all(members.hosts[rank].has_native for rank in here):
+        return False
+    if members.is_one_host and options.cycle_time > 0:  # the root holds tensors back
+        return False
+    return options.page and options.cache_capacity > 0 and (len(here) > 1 or members.size == 1)

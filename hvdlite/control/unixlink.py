@@ -120,18 +120,24 @@ class UnixLink(ControlLink):
     def fetch(self, scope: Scope) -> None:
         """At any other rank, before any message: waits for the page. Raises HorovodInternalError if none comes."""
         members, frames = self._membership, self._all[0].frames
+        here = members.on_this_host
         try:
-            names, fds = frames.receive_descriptors(1 + members.size, scope)
+            names, fds = frames.receive_descriptors(1 + len(here), scope)
         except OSError as error:
             raise HorovodInternalError(
-                f"rank {members.number} got no page from rank {members.ranks[0]}: {error}"
+                f"rank {members.number} got no page from rank {members.ranks[here[0]]}: {error}"
             ) from None
         if names:
             self._use(fds, int(names))
 
     def _use(self, fds: list[int], names: int) -> None:
-        self.page = Page(fds, self._membership.rank, self._membership.size, names, self._spin_ns)
-        self.inbox.use(self.page)
+        members = self._membership
+        here = members.on_this_host
+        self.page = Page(fds, here.index(members.rank), len(here), names, self._spin_ns)
+        if members.is_one_host:
+            self.inbox.use(self.page)
+        elif members.rank != here[0]:  # the leader's inbox is that of both its links
+            self.inbox.use(self.page, awaits_decisions=False)
 
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)

@@ -19,10 +19,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from hvdlite.control.link import ControlLink, Left, Lost
+from hvdlite.control.link import ControlLink, Lost
 from hvdlite.control.page import Page
 from hvdlite.engine.calls import Calls
-from hvdlite.engine.deciders import PageDecider, Resubmit, decider_of
+from hvdlite.engine.deciders.base import Resubmit
+from hvdlite.engine.deciders.choose import decider_of
+from hvdlite.engine.deciders.page import PageDecider
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
@@ -74,8 +76,8 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
-        self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
+        self.decider = decider_of(membership, options, link, observer, page, self._replica.cache.bit_of_name)
         self.known = self._replica.cache.known
         self.unnamed = self._replica.cache.unnamed
         self.calls: Calls | None = None
@@ -95,8 +97,6 @@ class Coordinator:
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
-            elif isinstance(item, Left):
-                self._gone.add(item.end.rank)
             else:
                 sender, message = item
                 if isinstance(message, End):

@@ -108,7 +108,7 @@ class Connecting:
                 planes.of_device(kind).attach_host_plane(planes[CPU.kind])
             if regions is not None:
                 planes[CPU.kind].attach_arena(regions)
-                if link.page is not None:
+                if link.page is not None and self._membership.is_one_host:
                     link.page.attach_arena(regions)
             undo.pop_all()
         return Connections(link, planes, regions)

@@ -24,6 +24,7 @@ class Gate:
         self.in_page = (1 << names) - 1
         self.must_close = False
         self._closing = 1 if names else 0  # the number of the next or present closing
+        self._generation = 0  # in which the page was opened
         self._closed = set() if names else set(ranks)
         self._early: list[tuple[int, Ready]] = []  # what ranks sent after they closed, while others have not
 
@@ -50,12 +51,17 @@ class Gate:
         return self._take_early()
 
     def bits_of(self, ready: Ready) -> int:
-        """Returns the bits of a message that count. The rest was sent before the page was opened, and comes there."""
-        return ready.bits if ready.closings == self._closing else ready.bits & ~self.in_page
+        """Returns the bits of a message that count.
 
-    def open(self) -> None:
-        """The page is opened."""
+        What was sent before the page was opened comes there once more, unless a generation began in between.
+        """
+        comes_again = ready.closings < self._closing and ready.generation == self._generation
+        return ready.bits & ~self.in_page if comes_again else ready.bits
+
+    def open(self, generation: int) -> None:
+        """The page is opened for the bits of ``generation``."""
         self._closing += 1
+        self._generation = generation
         self._closed.clear()
 
     def _take_early(self) -> Sequence[tuple[int, Ready]]:

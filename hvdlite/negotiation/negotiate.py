@@ -197,7 +197,7 @@ class Negotiator:
         return run
 
     def _open(self) -> None:
-        self._gate.open()
+        self._gate.open(self._generation)
         self._ready = [ready & ~self._gate.in_page for ready in self._ready]
         self._filled &= ~self._gate.in_page
 

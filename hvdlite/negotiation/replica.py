@@ -107,6 +107,18 @@ class Replica:
                     blank_requests |= 1 << len(requests)
                 requests.append(entry.request)
                 self._by_name[entry.name] = entry
+        lists = {request.group_name for request in requests if request.group_length}
+        for entry in entries if lists else ():  # all tensors of a list go the same way, so that they arrive together
+            request = entry.request
+            if request.group_length and request.group_name in lists and entry.name not in self._by_name:
+                bit = known[entry.name].bit
+                bits.remove(bit)
+                del by_bit[bit]
+                if entry.is_blank:
+                    blank_bits ^= 1 << bit
+                    blank_requests |= 1 << len(requests)
+                requests.append(request)
+                self._by_name[entry.name] = entry
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 

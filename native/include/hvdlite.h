@@ -255,9 +255,11 @@ HVD_API int32_t hvd_page_is_sharing(hvd_page* page);
 // Ends hvd_page_collect, now and later. Any thread, also after hvd_page_close.
 HVD_API void hvd_page_give_up(hvd_page* page);
 
-// From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already. Any
-// thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a decision.
+// From now until hvd_page_next, a decision of another rank rings this rank's bell. 1 if there is one already, as
+// hvd_page_has_decision. Any thread, as hvd_page_poll, which waits like hvd_spin_poll, but also until there is a
+// decision.
 HVD_API int32_t hvd_page_arm(hvd_page* page);
+HVD_API int32_t hvd_page_has_decision(hvd_page* page);
 HVD_API int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
 
 // Some rank will take part no more, so there may be no further decision. Any thread.

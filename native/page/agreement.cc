@@ -122,6 +122,13 @@ bool Agreement::has_room() noexcept {
   return true;
 }
 
+// A rank that has not asked to be woken by decisions may be asleep, and others wait for it.
+void Agreement::wake_laggards() noexcept {
+  for (int32_t rank = 0; bells_ != nullptr && rank < geometry_.size; ++rank) {
+    if (page_.line(rank).applied.load() + 1 < decided_) bells_->ring(rank);
+  }
+}
+
 void Agreement::propose(Kind kind, uint64_t* found) noexcept {
   if (kind == Kind::kTensors) {
     for (int32_t word = 0; word < words_; ++word) page_.bits(own_, decided_, word).set(ready_[word]);
@@ -158,7 +165,11 @@ hvd_status Agreement::next(Decision* decision, bool is_willing) noexcept {
   if (!is_number(found, decided_)) {
     if (hvd_status status = scan()) return status;
     const Kind kind = kind_due();
-    if (kind == Kind::kNone || !has_room()) return HVD_OK;
+    if (kind == Kind::kNone) return HVD_OK;
+    if (!has_room()) {
+      wake_laggards();
+      return HVD_OK;
+    }
     if (kind == Kind::kTensors && !is_willing) {
       is_held_back_ = true;
       return HVD_OK;

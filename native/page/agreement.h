@@ -153,6 +153,7 @@ class Agreement {
   bool has_room() noexcept;
   void propose(Kind kind, uint64_t* found) noexcept;
   void wake_sleepers() noexcept;
+  void wake_laggards() noexcept;
   hvd_status apply(int32_t winner, Decision* decision) noexcept;
   hvd_status take_tensors(int32_t winner, int32_t words) noexcept;
   bool is_ready_as_carried() const noexcept;

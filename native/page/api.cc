@@ -371,6 +371,8 @@ void hvd_page_give_up(hvd_page* page) { page->is_given_up = true; }
 
 int32_t hvd_page_arm(hvd_page* page) { return page->agreement->arm(); }
 
+int32_t hvd_page_has_decision(hvd_page* page) { return page->agreement->has_decision(); }
+
 void hvd_page_waiting(hvd_page* page, int32_t rank, uint64_t* names) {
   std::fill(names, names + page->page.geometry().words(), uint64_t{0});
   if (!page->take_for_turn()) return;

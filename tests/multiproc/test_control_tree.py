@@ -38,8 +38,11 @@ def _program() -> list[float]:
     return results
 
 
-def test_all_ranks_run_the_same_and_get_the_right_sums() -> None:
-    results = [outcome.result() for outcome in process_ranks(SIZE, _program, environ_by_rank=HOSTS)]
+@pytest.mark.parametrize("page", ["1", "0"])
+def test_all_ranks_run_the_same_and_get_the_right_sums(page: str) -> None:
+    """With the page of each host, and without."""
+    environ = {"HVDLITE_PAGE": page}
+    results = [outcome.result() for outcome in process_ranks(SIZE, _program, environ=environ, environ_by_rank=HOSTS)]
     for step in range(20):
         rows = sum(rank * ((rank + step) % 3) for rank in range(SIZE))
         assert results[0][7 * step : 7 * step + 7] == [10.0] * 6 + [rows]

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvdlite.control.hostlink import LeaderLink
-from hvdlite.control.link import Left, Lost
+from hvdlite.control.link import Lost
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
@@ -45,7 +45,7 @@ def tree() -> Iterator[Tree]:
         below, within = UnixLink(third, Settings()), UnixLink(second, Settings())
         below.dial(listener.address, soon())
         within.accept(listener, soon())
-        leader = LeaderLink(leaf, within, [1, 2])
+        leader = LeaderLink(leaf, within, 1)
         yield Tree(root, leader, below)
         for closing in [pool.submit(link.close) for link in (root, leader)]:
             closing.result()
@@ -122,7 +122,7 @@ def test_the_leader_hears_of_an_orderly_end_before_its_link_ends(tree: Tree) -> 
         assert not deadline.is_over
         tree.leader.inbox.sleep(100)
         came += tree.leader.receive()
-    assert came == [Left(LEFT_2), Lost(2, "its process ended")]
+    assert came == [(2, LEFT_2), Lost(2, "its process ended")]
 
 
 def _turn_until_member_is_gone(coordinator: Coordinator, link: LeaderLink) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from hvdlite.control.link import ControlLink, Left, Lost, Received
+from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
@@ -35,7 +35,7 @@ class Link(ControlLink):
 
     def __init__(self) -> None:
         self.sent: deque[bytes] = deque()
-        self.received: deque[Received | Lost | Left] = deque()
+        self.received: deque[Received | Lost] = deque()
         self.error: Exception | None = None
 
     def send(self, message: Message) -> None:
@@ -43,7 +43,7 @@ class Link(ControlLink):
             raise self.error
         self.sent.append(encode(message, 0, 0))
 
-    def receive(self) -> Iterator[Received | Lost | Left]:
+    def receive(self) -> Iterator[Received | Lost]:
         while self.received:
             yield self.received.popleft()
 
@@ -381,13 +381,6 @@ def test_nobody_says_that_another_rank_exits(three: Ranks) -> None:
     three[0].link.received.append((1, End(EndKind.EXITED, 2, "c", "its process ended")))
     with pytest.raises(ProtocolError, match="rank 1 sent the exit of rank 2"):
         three[0].coordinator.turn()
-
-
-def test_a_member_of_the_same_host_that_left_through_its_leader_is_not_lost(three: Ranks) -> None:
-    three[1].link.received += [Left(End(EndKind.LEFT, 2, "c", "it left")), Lost(2, "its process ended")]
-    three[1].coordinator.turn()
-    assert three[1].coordinator.ended_by is None
-    assert not three[1].link.sent
 
 
 def test_a_failure_of_a_rank_counts_there_at_once_and_then_everywhere(three: Ranks) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvdlite.blackbox.format import Finding
-from hvdlite.engine.deciders import RootDecider
+from hvdlite.engine.deciders.root import RootDecider
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.delays.arrival import UNKNOWN

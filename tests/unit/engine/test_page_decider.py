@@ -17,17 +17,18 @@ import pytest
 
 from hvdlite import native
 from hvdlite.control.page import BUSY, Page, PageOffer
-from hvdlite.engine.deciders import Decider, PageDecider, Resubmit, decider_of
+from hvdlite.engine.deciders.base import Decider, Resubmit
+from hvdlite.engine.deciders.choose import decider_of
+from hvdlite.engine.deciders.page import PageDecider
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.messages import JOIN_NAME, Common, End, EndKind, Kind, Ready, Request, Run, Tuning
 from hvdlite.negotiation.wire import Message, ProtocolError, decode, encode
 from hvdlite.settings import Settings
-from hvdlite.tensors.dtypes import DType, Sum
+from hvdlite.tensors.dtypes import DType
 from tests.harness.members import member
-from tests.unit.replicas import Leaf, group, request
-
-NAMES = "abcdefgh"
+from tests.unit.programs import alike, program
+from tests.unit.replicas import Leaf, request
 
 
 class Rank(Leaf):
@@ -41,7 +42,8 @@ class Rank(Leaf):
         link = Mock()
         link.send = self._send
         observer = Observer(InFlight(lambda: None), list(range(size)))
-        self.decider: Decider = decider_of(member(rank, "a" * size), options, link, observer, self.page)
+        known = self.replica.cache.bit_of_name
+        self.decider: Decider = decider_of(member(rank, "a" * size), options, link, observer, self.page, known)
         self.must_turn = False
         self.now = 0.0
         self.ends: list[End] = []
@@ -400,9 +402,7 @@ def test_ranks_never_differ_and_never_wait_for_ever(ranks: Any, size: int, seed:
 
 
 def _run_epoch(all_ranks: Ranks, chance: random.Random) -> None:
-    todo = (
-        [_program(chance) for _ in all_ranks.ranks] if chance.random() < 0.5 else _alike(chance, len(all_ranks.ranks))
-    )
+    todo = [program(chance) for _ in all_ranks.ranks] if chance.random() < 0.5 else alike(chance, len(all_ranks.ranks))
     while True:
         moves = all_ranks.moves()
         able = [rank for rank in all_ranks.ranks if todo[rank.rank] and _is_free(rank, todo[rank.rank][0])]
@@ -421,44 +421,3 @@ def _run_epoch(all_ranks: Ranks, chance: random.Random) -> None:
 
 def _is_free(rank: Rank, item: tuple[Request, ...]) -> bool:
     return not rank.has_joined and not any(each.name in rank.in_flight for each in item)
-
-
-_JOIN = Request(JOIN_NAME, Kind.JOIN, DType.UINT8, (), Sum, 1.0, 1.0, 0, False)
-
-
-def _program(chance: random.Random) -> list[tuple[Request, ...]]:
-    """What one rank submits: sums of any names, since the others may have joined, and then a join."""
-    names = chance.sample(NAMES, chance.randint(0, 8))
-    return [*((request(name),) for name in names), (_JOIN,)]
-
-
-def _alike(chance: random.Random, size: int) -> list[list[tuple[Request, ...]]]:
-    """What ranks submit, each in an order of its own: the same names, of which some are described in different ways."""
-    rounds = []
-    for _ in range(chance.randint(1, 6)):
-        items: list[list[tuple[Request, ...]]] = []
-        for name in chance.sample(NAMES, chance.randint(1, 4)):
-            shape = (chance.choice([3, 3, 3, 4]),)
-            kind = chance.choice([Kind.ALLREDUCE, Kind.ALLREDUCE, Kind.ALLGATHER])
-            is_wrong = chance.random() < 0.1
-            items.append(
-                [
-                    (
-                        request(
-                            name,
-                            shape=(chance.choice([3, 4]),) if is_wrong or kind is Kind.ALLGATHER else shape,
-                            kind=kind,
-                        ),
-                    )
-                    for _ in range(size)
-                ]
-            )
-        if chance.random() < 0.3:
-            length, is_wrong = chance.randint(1, 3), chance.random() < 0.2
-            items.append([group("g", length + (chance.randint(0, 1) if is_wrong else 0)) for _ in range(size)])
-        rounds.append(items)
-    programs: list[list[tuple[Request, ...]]] = [[] for _ in range(size)]
-    for items in rounds:
-        for rank, program in enumerate(programs):
-            program.extend(item[rank] for item in chance.sample(items, len(items)))
-    return programs

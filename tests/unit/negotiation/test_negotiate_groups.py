@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hvdlite.members.ranges import named
 from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.tensors.dtypes import DType
-from tests.unit.hosts import RanksOnHosts
 from tests.unit.replicas import Ranks, group, request
 
 KNOWN = {
@@ -147,23 +144,6 @@ def test_a_rank_that_has_joined_hears_nothing(known: list[int], joins_last: bool
     ranks.settle()
     assert not ranks.leaves[0].in_flight
     assert not ranks.leaves[2].in_flight
-
-
-@settings(max_examples=60)
-@given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
-def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], releases: bool) -> None:
-    job = RanksOnHosts(sizes, data.draw(st.integers(0, 12)), 1 << 20)
-    leaves = job.ranks.leaves
-    for step in range(data.draw(st.integers(1, 4))):
-        for name in "xy":
-            length = data.draw(st.integers(0, 3))
-            lengths = [length] * len(leaves)
-            if data.draw(st.booleans()):
-                lengths = data.draw(st.lists(st.integers(0, 3), min_size=len(leaves), max_size=len(leaves)))
-            for items, each in zip(job.todo, lengths, strict=True):
-                items.append((*group(name, each), request(f"{step}{name}")))
-    job.run(data, releases)
-    job.check_all_alike()
 
 
 @pytest.mark.parametrize(
