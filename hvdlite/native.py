@@ -151,6 +151,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_page_adopt": (c_int32, (c_void_p,)),
     "hvd_page_collect": (c_int32, (c_void_p, c_void_p, c_int32, c_int64)),
     "hvd_page_use_arena": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "hvd_page_stage": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64, c_uint64)),
     "hvd_page_is_sharing": (c_int32, (c_void_p,)),
     "hvd_page_give_up": (None, (c_void_p,)),
     "hvd_page_arm": (c_int32, (c_void_p,)),

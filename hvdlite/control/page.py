@@ -11,16 +11,18 @@ all bells.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hvdlite import native
 from hvdlite.errors import HvdError
-from hvdlite.memory.arena import Arena, Regions
+from hvdlite.memory.arena import Arena, Block, Regions
 from hvdlite.memory.segment import create
 from hvdlite.negotiation.wire import ProtocolError
 
@@ -46,6 +48,7 @@ _FEW: Final = 16
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
 _MOST_SHARED: Final = 16 << 20  # a call should not take longer than about a millisecond
+_STAGINGS: Final = (1 << 20, 4 << 20, 16 << 20)  # made when a tensor is the first that fits into no smaller one
 ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
 # Faster than one field of the structure after the other.
@@ -109,7 +112,7 @@ class Page:
     turns: it then ends soon, and rings the bell for another turn.
 
     ``names``: tensors with a bit below are agreed on here. ``most_bytes``: what the tensors of a call may take, each
-    rounded up to `ALIGNMENT`; ``most_bytes_alone``: the same for one; ``most_bytes_shared``: for one that `shares`.
+    rounded up to `ALIGNMENT`; ``most_bytes_alone``: the same for one; ``most_bytes_shared``: for one that it `shares`.
     `next` sets ``is_waiting`` if some ranks have submitted tensors that others have not, ``is_held_back`` if this rank
     was not willing to decide on tensors, and ``calls`` to how many calls of this rank were done before. At the root it
     sets ``news``: what it has read of other ranks, each with whether it was the last one for some tensor, and when it
@@ -124,6 +127,8 @@ class Page:
         self.most_bytes_alone = slot_bytes * _MOST_ALONE if has_parts else slot_bytes - ALIGNMENT  # a line of its own
         self.most_bytes_shared = 0
         self._arena: Arena | None = None
+        self._stagings: list[Block] = []
+        self._most_staged = 0
         self.is_waiting = self.is_held_back = self.is_watched = False
         self.calls = 0
         self.news: list[News] = []
@@ -167,10 +172,29 @@ class Page:
         if self.most_bytes_alone > _slot_bytes(self.size):  # else each wait would be a sleep
             self.most_bytes_shared = _MOST_SHARED
 
-    def shares(self, source: int, target: int) -> bool:
-        """True if other ranks can read a tensor at ``source`` and write its result to ``target``."""
+    def shares(self, source: int, target: int, nbytes: int) -> bool:
+        """True if other ranks can reduce a tensor of ``nbytes`` at ``source``, and write its result to ``target``."""
         arena = self._arena
-        return arena is not None and arena.is_shared and arena.holds(source) and arena.holds(target)
+        if arena is None or not arena.is_shared:
+            return False
+        return nbytes <= self._most_staged or (arena.holds(source) and arena.holds(target))
+
+    def stage(self, nbytes: int) -> None:
+        """Makes memory by way of which a tensor of ``nbytes``, which lies elsewhere, may be shared. Any thread.
+
+        If there is too little memory, there will be none.
+        """
+        arena = self._arena
+        if arena is None or not self._most_staged < nbytes <= _STAGINGS[-1]:
+            return
+        index, size = next(each for each in enumerate(_STAGINGS) if nbytes <= each[1])
+        with suppress(MemoryError):
+            block = arena.allocate(size + mmap.PAGESIZE)
+            self._stagings.append(block)  # for good: another thread may do the same, and a call may use it
+            address = block.__array_interface__["data"][0]
+            status = self._library.hvd_page_stage(self.handle, index, address, self.most_bytes_alone, size)
+            native.check(status, "staging tensors")
+            self._most_staged = max(self._most_staged, size)
 
     def submit(self, bits: int, blank_bits: int) -> bool:
         """Publishes that this rank has submitted the tensors of ``bits``. False if the page is busy."""
@@ -323,6 +347,7 @@ class Page:
             self._is_closed = True
             self._library.hvd_page_close(self.handle)
             self._arena = None
+            self._stagings.clear()
             self._close_bells()
 
     def __del__(self) -> None:

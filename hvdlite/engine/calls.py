@@ -123,7 +123,7 @@ class Calls:
         tensors = prepared.tensors
         if tensors is None or first_resized(entries) is not None:
             return False
-        if prepared.is_long and not page.shares(first.source, first.target):
+        if prepared.is_long and not page.shares(first.source, first.target, first.nbytes):
             return False
         batches = self._replica.batches
         # Keeps the memory, even if the end of the group finishes the entries.
@@ -216,6 +216,8 @@ class Calls:
         is_long = len(found) == 1 and most < taken <= page.most_bytes_shared and found[0][1].native.is_everything
         if len(found) == len(requests) and (taken <= most or is_long):
             prepared = self._place(prepared, found)._replace(is_long=bool(is_long))
+            if is_long:
+                page.stage(found[0][1].nbytes)
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()
         self._prepared[names[0]] = prepared

@@ -247,9 +247,12 @@ HVD_API hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, 
 typedef struct hvd_arena hvd_arena;
 
 // Sets the arena, in which `regions[r]` belongs to rank r; it is closed after the page. A tensor that all ranks have
-// there is reduced without a copy. While hvd_page_is_sharing, peers may be about to write to one of this rank, also
-// after its call has failed: see hvd_arena_stop_sharing.
+// there is reduced without a copy. One that this rank has elsewhere goes through `staging`, in its region, if it has
+// more than `more_than` bytes and at most `bytes`. Up to three may be given, by `index`, at any time, each with a page
+// more. While hvd_page_is_sharing, peers may be about to write to memory of this rank there, also after its call has
+// failed: see hvd_arena_stop_sharing.
 HVD_API hvd_status hvd_page_use_arena(hvd_page* page, hvd_arena* arena, const int32_t* regions);
+HVD_API hvd_status hvd_page_stage(hvd_page* page, int32_t index, void* staging, uint64_t more_than, uint64_t bytes);
 HVD_API int32_t hvd_page_is_sharing(hvd_page* page);
 
 // Ends hvd_page_collect, now and later. Any thread, also after hvd_page_close.

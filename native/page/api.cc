@@ -365,6 +365,10 @@ hvd_status hvd_page_use_arena(hvd_page* page, hvd_arena* arena, const int32_t* r
   }
 }
 
+hvd_status hvd_page_stage(hvd_page* page, int32_t index, void* staging, uint64_t more_than, uint64_t bytes) {
+  return page->carrier->stage(index, static_cast<uint8_t*>(staging), more_than, bytes);
+}
+
 int32_t hvd_page_is_sharing(hvd_page* page) { return page->carrier->is_sharing(); }
 
 void hvd_page_give_up(hvd_page* page) { page->is_given_up = true; }

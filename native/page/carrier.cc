@@ -65,19 +65,55 @@ hvd_status Carrier::use(shm::Arena* arena, const int32_t* regions) {
   return HVD_OK;
 }
 
+hvd_status Carrier::stage(int32_t index, uint8_t* staging, uint64_t more_than, uint64_t bytes) noexcept {
+  if (index < 0 || index >= kStagings || arena_ == nullptr) return HVD_INVALID;
+  if (!arena_->is_within(arena_->place_of(staging, staging), bytes + kStagingSlack)) return HVD_INVALID;
+  stagings_[index].more_than = more_than;
+  stagings_[index].bytes = bytes;
+  stagings_[index].address.store(staging, std::memory_order_release);
+  return HVD_OK;
+}
+
 void Carrier::put_first(const Carried& carried) noexcept {
   is_sharing_ = false;
   if (header_of(carried) != 0) {
-    const hvd_carried& tensor = carried.tensors[0];
     Header own = {};
-    if (arena_ != nullptr && arena_->is_shared()) {
-      own.place = arena_->place_of(tensor.in, tensor.out);
-      is_sharing_ = arena_->is_within(own.place, tensor.bytes);
-    }
+    is_sharing_ = share(carried.tensors[0], &own);
     own.is_shared = is_sharing_;
     header(own_) = own;
   }
   if (!is_sharing_) put(carried, 0);
+}
+
+// Shares are whole cache lines, but for that of the last rank.
+Carrier::Share Carrier::own_share(const hvd_carried& tensor) const noexcept {
+  const uint64_t size = static_cast<uint64_t>(page_.geometry().size), own = static_cast<uint64_t>(own_);
+  const uint64_t most = ((tensor.bytes + size - 1) / size + 63) / 64 * 64;
+  const uint64_t begin = std::min<uint64_t>(most * own, tensor.bytes);
+  return {begin, std::min<uint64_t>(begin + most, tensor.bytes)};
+}
+
+// Shares a tensor, where it is or by way of staging memory. False if it cannot be.
+bool Carrier::share(const hvd_carried& tensor, Header* own) noexcept {
+  staged_ = nullptr;
+  if (arena_ == nullptr || !arena_->is_shared()) return false;
+  own->place = arena_->place_of(tensor.in, tensor.out);
+  if (arena_->is_within(own->place, tensor.bytes)) return true;
+  if (!is_input_kept(tensor)) return false;
+  for (Staging& each : stagings_) {
+    uint8_t* address = each.address.load(std::memory_order_acquire);
+    if (address == nullptr || tensor.bytes <= each.more_than || tensor.bytes > each.bytes) continue;
+    const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
+    // Half a page off: a core takes a load for one of an earlier store that is a multiple of pages away.
+    address += ((reinterpret_cast<uint64_t>(in) + kStagingSlack / 2) % kStagingSlack) & ~uint64_t{63};
+    const auto [begin, end] = own_share(tensor);
+    std::memcpy(address, in, begin);
+    std::memcpy(address + end, in + end, tensor.bytes - end);
+    own->place = arena_->place_of(address, address);
+    staged_ = address;
+    return true;
+  }
+  return false;
 }
 
 void Carrier::put(const Carried& carried, uint64_t part) noexcept {
@@ -112,6 +148,13 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
     if (!arena_->is_shared()) return HVD_ABORTED;
     for (int32_t region : regions_) {
       if (arena_->is_private(region)) return HVD_ABORTED;
+    }
+    if (staged_ != nullptr) {
+      const hvd_carried& tensor = carried.tensors[0];
+      const auto [begin, end] = own_share(tensor);
+      uint8_t* out = static_cast<uint8_t*>(tensor.out);
+      std::memcpy(out, staged_, begin);
+      std::memcpy(out + end, staged_ + end, tensor.bytes - end);
     }
     ++number_;
     stage_ = Stage::kFirst;
@@ -155,14 +198,11 @@ hvd_status Carrier::choose(const Carried& carried) noexcept {
   return HVD_OK;
 }
 
-// Shares are whole cache lines, but for that of the last rank.
 hvd_status Carrier::reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept {
   constexpr uint64_t kStretchBytes = 256 << 10;  // between two looks at the clock
   const uint64_t size = static_cast<uint64_t>(page_.geometry().size), own = static_cast<uint64_t>(own_);
   const hvd_reduction& reduction = *tensor.recipe->reduction;
-  const uint64_t share = ((tensor.bytes + size - 1) / size + 63) / 64 * 64;
-  const uint64_t begin = std::min<uint64_t>(share * own, tensor.bytes);
-  const uint64_t end = std::min<uint64_t>(begin + share, tensor.bytes);
+  const auto [begin, end] = own_share(tensor);
   for (size_t rank = 0; rank < size; ++rank) {
     // A copy: what a peer changes after the check is not used.
     const shm::Place place = header(static_cast<int32_t>(rank)).place;
@@ -171,6 +211,10 @@ hvd_status Carrier::reduce_share(const hvd_carried& tensor, int64_t until_ns) no
     uint8_t* region = arena_->region(regions_[rank]) + begin + reduced_;
     inputs_[rank] = region + place.in;
     outputs_[rank] = region + place.out;
+  }
+  if (staged_ != nullptr) {
+    inputs_[own] = static_cast<const uint8_t*>(tensor.in) + begin + reduced_;
+    outputs_[own] = static_cast<uint8_t*>(tensor.out) + begin + reduced_;
   }
   while (begin + reduced_ < end) {
     const uint64_t bytes = std::min(kStretchBytes, end - begin - reduced_);

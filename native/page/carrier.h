@@ -11,6 +11,9 @@
 // have mapped (shm/memory/arena.h). Its first part begins with where it is. If all ranks share it, it is divided among
 // them, and each reduces its share from the memory of all into the memory of all. It counts a part when it has done so,
 // and the result is there once all have. If only some share it, all put everything into slots, from the next part on.
+//
+// A tensor in other memory is shared by way of *staging* memory, which all ranks have mapped: a rank copies there what
+// others reduce, and from there what others have reduced. It reduces its own share where the tensor is.
 
 #pragma once
 
@@ -25,6 +28,9 @@
 #include "shm/memory/arena.h"
 
 namespace hvd::page {
+
+constexpr int32_t kStagings = 3;
+constexpr uint64_t kStagingSlack = 4096;
 
 // The tensors of a call, as this rank carries them. They have the same order on all ranks.
 struct Carried {
@@ -43,7 +49,12 @@ class Carrier {
   // HVD_INVALID for a region that there is not, or another own one.
   hvd_status use(shm::Arena* arena, const int32_t* regions);
 
-  // True if other ranks may be about to write to a tensor of this rank. Any thread.
+  // Has it share tensors that lie elsewhere by way of `staging`, which has kStagingSlack bytes more, in this rank's
+  // region, for good. An `index` is for tensors of the same sizes each time. After `use`; any thread, also during a
+  // call. HVD_INVALID if it is not there.
+  hvd_status stage(int32_t index, uint8_t* staging, uint64_t more_than, uint64_t bytes) noexcept;
+
+  // True if other ranks may be about to write to memory of this rank. Any thread.
   bool is_sharing() const noexcept { return is_sharing_; }
 
   // True if the page can carry them: they have no bytes, or there are slots.
@@ -70,8 +81,20 @@ class Carrier {
     shm::Place place;
   };
 
+  // The bytes of a tensor that one rank reduces.
+  struct Share {
+    uint64_t begin, end;
+  };
+
+  struct Staging {
+    std::atomic<uint64_t> more_than{0}, bytes{0};
+    std::atomic<uint8_t*> address{nullptr};  // written last
+  };
+
   enum class Stage { kFirst, kParts, kPartsOfAll, kReducing, kReduced };
 
+  bool share(const hvd_carried& tensor, Header* own) noexcept;
+  Share own_share(const hvd_carried& tensor) const noexcept;
   Header& header(int32_t rank) noexcept { return *reinterpret_cast<Header*>(page_.slot(rank, number_)); }
   hvd_status choose(const Carried& carried) noexcept;
   hvd_status reduce_share(const hvd_carried& tensor, int64_t until_ns) noexcept;
@@ -88,7 +111,9 @@ class Carrier {
   uint64_t part_ = 0;    // the same within its call
   Stage stage_ = Stage::kFirst;
   std::atomic<bool> is_sharing_{false};
-  uint64_t reduced_ = 0;  // bytes of the own share
+  uint64_t reduced_ = 0;       // bytes of the own share
+  uint8_t* staged_ = nullptr;  // where the tensor that is shared is staged, if it is
+  Staging stagings_[kStagings];
   shm::Arena* arena_ = nullptr;
   std::vector<int32_t> regions_;  // of each rank
   std::vector<const void*> inputs_;

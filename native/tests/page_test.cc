@@ -409,24 +409,31 @@ struct Summed {
   hvd_carried tensor;
 };
 
-// All, some or no ranks share a tensor, in turn.
-void test_shared(int32_t size) {
+// All, some or no ranks share a tensor, in turn. The ranks of `staging` have memory by way of which they share the
+// longest one if it lies elsewhere.
+void test_shared(int32_t size, uint32_t staging) {
   Ranks ranks({size, 64, 8192});
   Arenas arenas(size);
   ranks.run([&](int32_t rank, Agreement& agreement) {
     Carrier carrier(ranks.page, rank);
-    CHECK(carrier.use(&arenas.of[static_cast<size_t>(rank)], arenas.regions.data()) == HVD_OK);
+    shm::Arena& arena = arenas.of[static_cast<size_t>(rank)];
+    const bool stages = (staging >> rank & 1) != 0;
+    CHECK(carrier.stage(0, arena.own(), 0, 1) == HVD_INVALID);  // before there is an arena
+    CHECK(carrier.use(&arena, arenas.regions.data()) == HVD_OK);
+    CHECK(carrier.stage(kStagings, arena.own(), 0, 1) == HVD_INVALID);
+    CHECK(carrier.stage(0, arena.own(), 0, Arenas::kRegionBytes) == HVD_INVALID);
+    if (stages) CHECK(carrier.stage(1, arena.own() + Arenas::kRegionBytes / 2, 70'000, 100'000) == HVD_OK);
     hvd_spin spin = {rank % 2 * 20'000, 0, 0};
     for (uint32_t round = 0; round < 60; ++round) {
       constexpr uint64_t kCounts[] = {100, 16'384, 16'391, 25'000};
       constexpr uint32_t kSharing[] = {0xff, 0, 0xff, 1, 0xfe};
       const uint32_t sharing = kSharing[round % 5];
       const bool is_shared = (sharing >> rank & 1) != 0, in_place = round % 3 != 0;
-      Summed sum(arenas.of[static_cast<size_t>(rank)], rank, is_shared, in_place, kCounts[round % 4]);
+      Summed sum(arena, rank, is_shared, in_place, kCounts[round % 4]);
       const Carried carried = {&sum.tensor, 1};
       const Submission submission = {5, false, true};
       carrier.put_first(carried);
-      CHECK(carrier.is_sharing() == (is_shared && round % 4 != 0));
+      CHECK(carrier.is_sharing() == (is_shared ? round % 4 != 0 : stages && round % 4 == 3));
       CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
       CHECK(decision_of(agreement).carried[0] == 1 << 5);
       hvd_status status = HVD_BUSY;
@@ -567,8 +574,10 @@ int main() {
   test_a_peer_that_puts_no_more_parts();
   test_a_page_that_is_closed_while_a_tensor_moves();
   test_parts_that_cannot_be();
-  test_shared(2);
-  test_shared(3);
+  for (uint32_t staging : {0u, 0xffu, 2u}) {
+    test_shared(2, staging);
+    test_shared(3, staging);
+  }
   test_shared_memory_that_becomes_private();
   test_places_that_cannot_be();
   test_news();
