@@ -76,8 +76,8 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
+        self.decider = decider_of(membership, options, link, observer, page)
         self._replica = Replica(membership.rank, in_flight)
-        self.decider = decider_of(membership, options, link, observer, page, self._replica.cache.bit_of_name)
         self.known = self._replica.cache.known
         self.unnamed = self._replica.cache.unnamed
         self.calls: Calls | None = None

@@ -1,8 +1,9 @@
 """The order in which the first rank of a page reads what the ranks send around a closing.
 
-Each rank reports its closing with a message, even an empty one, that has its unanswered bits. Nothing that was sent
-after a closing is read until all ranks have closed. A join must be read after the bits that its rank has submitted in
-the page, so it waits for the next closing.
+Each rank reports its closing with a message, even an empty one, that has its unanswered bits. What a rank has sent
+after that is read later: if decisions of the page are runs, once all ranks have closed; if they are reports to the
+root, once the first rank has, because it knows all of them then. A join must be read after the bits that any rank has
+submitted in the page, so it waits until all ranks have closed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from hvdlite.negotiation.wire import ProtocolError
 class Gate:
     """The messages of ``ranks``, which have a page for the bits of ``in_page``; 0 if they have none.
 
-    ``must_close`` is set once the page must be closed, and cleared when all ranks have closed it.
+    ``reporter`` is the first rank if decisions are reports, else None. ``must_close`` is set once the page must be
+    closed, and cleared when all ranks have closed it.
     """
 
-    def __init__(self, ranks: Collection[int], names: int) -> None:
+    def __init__(self, ranks: Collection[int], names: int, reporter: int | None = None) -> None:
         self._ranks = frozenset(ranks)
+        self._reporter = reporter
         self.in_page = (1 << names) - 1
         self.must_close = False
         self._closing = 1 if names else 0  # the number of the next or present closing
@@ -45,7 +48,13 @@ class Gate:
         """
         if ready.closings > self._closing:
             raise ProtocolError("a rank closed a page that is not open")
-        if self.is_closed or not self._is_early(rank, ready):
+        if self.is_closed:
+            return ((rank, ready),)
+        if ready.closings == self._closing:
+            self._closed.add(rank)
+        elif has_join(ready):
+            self.must_close = True
+        elif not any(earlier == rank for earlier, _ in self._early):
             return ((rank, ready),)
         self._early.append((rank, ready))
         return self._take_early()
@@ -65,20 +74,19 @@ class Gate:
         self._closed.clear()
 
     def _take_early(self) -> Sequence[tuple[int, Ready]]:
-        if not self.is_closed:
-            return ()
-        self.must_close = False
         early, self._early = self._early, []
-        return sorted(early, key=lambda each: has_join(each[1]))  # a rank's bits are from before its join
-
-    def _is_early(self, rank: int, ready: Ready) -> bool:
-        if ready.closings == self._closing:
-            self._closed.add(rank)
-            return True
-        if has_join(ready):
-            self.must_close = True
-            return True
-        return any(earlier == rank for earlier, _ in self._early)
+        if self.is_closed:
+            self.must_close = False
+            return sorted(early, key=lambda each: has_join(each[1]))  # a rank's bits are from before its join
+        readable = set(self._closed) if self._reporter in self._closed else set()
+        taken = []
+        for rank, ready in early:
+            if rank not in readable or has_join(ready):
+                readable.discard(rank)
+                self._early.append((rank, ready))
+            else:
+                taken.append((rank, ready))
+        return taken
 
 
 def has_join(ready: Ready) -> bool:

@@ -112,13 +112,14 @@ class Replica:
             request = entry.request
             if request.group_length and request.group_name in lists and entry.name not in self._by_name:
                 bit = known[entry.name].bit
-                bits.remove(bit)
                 del by_bit[bit]
                 if entry.is_blank:
                     blank_bits ^= 1 << bit
                     blank_requests |= 1 << len(requests)
                 requests.append(request)
                 self._by_name[entry.name] = entry
+        if lists:
+            bits = [bit for bit in bits if bit in by_bit]
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 

@@ -128,6 +128,7 @@ struct hvd_page {
   std::vector<hvd::page::Submission> submissions;
   std::atomic<uint64_t> state{0};
   std::atomic<bool> is_wanted{false};
+  std::atomic<bool> is_over{false};  // no turn looks for decisions any more
   std::atomic<bool> is_given_up{false}, is_collecting{false};
   std::atomic<bool> is_ringing{false};  // a call has given the agreement back, and rings this rank's bell
   // What calls depend on: it changes with everything that turns publish or decide, and with every call.
@@ -295,6 +296,7 @@ hvd_status hvd_page_next(hvd_page* page, int32_t is_willing, hvd_decision* out, 
   if (decision.kind != Kind::kNone) ++page->version;
   page->give_back();
   if (status == HVD_OK && decision.kind == Kind::kNone && page->page.header().aborted.load() != 0) status = HVD_ABORTED;
+  if (status == HVD_ABORTED) page->is_over = true;
   return status;
 }
 
@@ -392,18 +394,20 @@ int32_t hvd_page_poll(hvd_page* page, hvd_spin* spin, int32_t first, int32_t sec
     constexpr int kLooksForEachPoll = 64;
     ready = ::poll(fds, 2, 0);
     for (int looks = 0; ready == 0 && !has_decision && looks < kLooksForEachPoll; ++looks) {
-      has_decision = page->agreement->has_decision();
+      has_decision = !page->is_over && page->agreement->has_decision();
     }
     return ready != 0 || has_decision;
   };
   const bool is_spin_enough = spin->is_idle == 0 && hvd::spin_until(spin, look, 1);
-  if (!is_spin_enough && !(has_decision = page->agreement->arm())) ready = ::poll(fds, 2, timeout_ms);
+  if (!is_spin_enough && (page->is_over || !(has_decision = page->agreement->arm())))
+    ready = ::poll(fds, 2, timeout_ms);
   if (ready < 0) return errno == EINTR ? 0 : -1;
   spin->is_idle = ready == 0 && !has_decision;
   return (fds[0].revents != 0 ? 1 : 0) | (fds[1].revents != 0 ? 2 : 0);
 }
 
 void hvd_page_abort(hvd_page* page) {
+  page->is_over = true;
   page->page.abort();
   for (int32_t rank = 0; rank < page->page.geometry().size; ++rank) {
     uint32_t armed = 1;

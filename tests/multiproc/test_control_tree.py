@@ -93,10 +93,10 @@ def test_a_stall_names_the_one_rank_that_is_late(missing: int) -> None:
         assert f"rank {missing} is missing gradient" in outcome.message
 
 
-def _leader_holds_the_gil() -> None:
+def _holds_the_gil(rank: int) -> None:
     hvd.init()
     hvd.allreduce(np.ones(3), name="gradient")
-    if hvd.rank() == LEADER:
+    if hvd.rank() == rank:
         ctypes.PyDLL(None).sleep(7)
     hvd.allreduce(np.ones(3), name="gradient")
 
@@ -104,13 +104,23 @@ def _leader_holds_the_gil() -> None:
 def test_a_leader_that_holds_the_gil_is_the_first_that_is_late_and_not_lost() -> None:
     """Nothing from its host passes meanwhile, so its other ranks count as late too."""
     environ = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
-    outcomes = process_ranks(SIZE, _leader_holds_the_gil, environ=environ, environ_by_rank=HOSTS)
+    outcomes = process_ranks(SIZE, _holds_the_gil, LEADER, environ=environ, environ_by_rank=HOSTS)
     for outcome in outcomes:
         assert outcome.error == "Stalled", outcome.output
         assert outcome.message.startswith(f"stalled for 2 s: rank {LEADER} is missing gradient; ")
     ended_at = [outcome.ended_at or float("inf") for outcome in outcomes]
     for rank in ON_FIRST:  # the others hear of it once it passes news on again
         assert ended_at[rank] < ended_at[LEADER]
+
+
+@pytest.mark.parametrize("rank", [MEMBER, BESIDE_ROOT])
+def test_another_rank_that_holds_the_gil_is_the_only_late_one(rank: int) -> None:
+    environ = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    outcomes = process_ranks(SIZE, _holds_the_gil, rank, environ=environ, environ_by_rank=HOSTS)
+    for outcome in outcomes:
+        assert outcome.error == "Stalled", outcome.output
+        assert outcome.message.startswith(f"stalled for 2 s: rank {rank} is missing gradient")
+        assert outcome.message.count("missing") == 1
 
 
 def _reduce_for_ever() -> None:

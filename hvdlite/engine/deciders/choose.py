@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hvdlite.control.link import ControlLink
 from hvdlite.control.page import Page
 from hvdlite.engine.deciders.base import Decider
@@ -17,17 +15,9 @@ from hvdlite.settings import Settings
 
 
 def decider_of(
-    membership: Membership,
-    options: Settings,
-    link: ControlLink,
-    observer: Observer,
-    page: Page | None,
-    known: Callable[[str], int],
+    membership: Membership, options: Settings, link: ControlLink, observer: Observer, page: Page | None
 ) -> Decider:
-    """Returns the decider of this rank, whose host has ``page``. A rank alone has it for calls only.
-
-    ``known`` returns the bit of a name that this rank remembers, or -1.
-    """
+    """Returns the decider of this rank, whose host has ``page``. A rank alone has it for calls only."""
     is_root, is_one_host = membership.rank == 0, membership.is_one_host
     leader, *others = membership.on_this_host
     if membership.size == 1:
@@ -40,4 +30,4 @@ def decider_of(
         decider = root or RemoteDecider(membership, link)
         return decider if page is None else MemberPageDecider(decider, page)
     first = root or LeaderDecider(membership, link)
-    return first if page is None else LeaderPageDecider(first, page, membership, link, known)
+    return first if page is None else LeaderPageDecider(first, page, membership, link)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_
 from typing import Final
@@ -35,16 +35,47 @@ _LOOK_S: Final = 0.5  # between looks for tensors that wait; the root hears of t
 _READ_S: Final = 0.1  # between readings of the page if nothing asks for one
 
 
+class _Known:
+    """What the runs of a generation say about its bits: those of names, and ``in_page``, those agreed on in the page.
+
+    A list with bits beyond the page is not agreed on there, so that its tensors arrive together.
+    """
+
+    def __init__(self, names: int) -> None:
+        self._most = self.in_page = (1 << names) - 1
+        self.generation = 0
+        self._bits: dict[str, int] = {}
+        self._lists: dict[str, int] = {}  # by name: the bits of all tensors
+
+    def apply(self, run: Run) -> None:
+        if run.generation != self.generation:
+            self.generation = run.generation
+            self.in_page = self._most
+            self._bits.clear()
+            self._lists.clear()
+        for response in (response for batch in run.batches for response in batch.responses):
+            if response.bit >= 0 and response.name not in self._bits:
+                self._bits[response.name] = response.bit
+                if response.name.endswith("]"):
+                    name = response.name.rpartition("[")[0]
+                    self._lists[name] = bits = self._lists.get(name, 0) | 1 << response.bit
+                    if bits & ~self._most:
+                        self.in_page &= ~bits
+
+    def bit_of(self, name: str) -> int:
+        """Returns the bit of ``name``, or -1."""
+        return self._bits.get(name, -1)
+
+
 class HostPageDecider(Decider):
     """Agrees in ``page`` on what is ready on this host. ``inner`` exchanges messages with the root."""
 
     def __init__(self, inner: Decider, page: Page) -> None:
         self._inner = inner
         self._page = page
-        self._in_page = (1 << page.names) - 1
+        self._known = _Known(page.names)  # from the runs that have counted
         self._is_open = True
         self._closings = 0
-        self._generation = 0  # of the latest run that has counted
         self._pending = self._pending_blank = 0  # bits that this rank has submitted in the page, not decided there
         self._came: deque[Run | End] = deque()  # messages that have not counted
         self._read_at = 0.0  # when to read the page
@@ -62,7 +93,7 @@ class HostPageDecider(Decider):
 
     def submit(self, ready: Ready, now: float) -> None:
         bits, blank_bits = ready.bits, ready.blank_bits
-        if self._is_open and (in_page := bits & self._in_page):
+        if self._is_open and (in_page := bits & self._known.in_page):
             self._publish(in_page, blank_bits & in_page)
             bits ^= in_page
         if bits or ready.requests:
@@ -80,12 +111,12 @@ class HostPageDecider(Decider):
                 self._give_up()
             while self._came:
                 message = self._came[0]
-                if isinstance(message, Run) and message.generation != self._generation and self._is_open:
+                if isinstance(message, Run) and message.generation != self._known.generation and self._is_open:
                     break  # until all ranks have reported the bits of this generation
                 self._came.popleft()
                 yield message
                 if isinstance(message, Run):
-                    self._generation = message.generation
+                    self._known.apply(message)
                     if message.opens:
                         is_reopened = self._is_open = True
                         self._page.reopen(0)
@@ -137,7 +168,7 @@ class HostPageDecider(Decider):
 
     def _resubmit(self, unanswered: Ready, now: float) -> None:
         """Submits what the first rank had not read when it opened the page."""
-        if bits := unanswered.bits & self._in_page:
+        if bits := unanswered.bits & self._known.in_page:
             self._publish(bits, unanswered.blank_bits & bits)
 
     def _read_page(self, now: float) -> None:
@@ -158,7 +189,7 @@ class HostPageDecider(Decider):
                 self._is_open = False
                 bits, self._pending = self._pending, 0
                 blank_bits, self._pending_blank = self._pending_blank, 0
-                self._send(Ready(self._generation, bits, (), blank_bits, 0, self._closings), now)
+                self._send(Ready(self._known.generation, bits, (), blank_bits, 0, self._closings), now)
                 self._closed()
             elif kind == ABORTED:
                 self._is_open = False
@@ -201,27 +232,18 @@ class MemberPageDecider(HostPageDecider):
 
 
 class LeaderPageDecider(HostPageDecider):
-    """The same on the first rank of a host, the root or a leader. It closes and opens the page.
-
-    ``known`` returns the bit of a name that this rank remembers, or -1.
-    """
+    """The same on the first rank of a host, the root or a leader. It closes and opens the page."""
 
     def __init__(
-        self,
-        inner: RootDecider | LeaderDecider,
-        page: Page,
-        membership: Membership,
-        link: ControlLink,
-        known: Callable[[str], int],
+        self, inner: RootDecider | LeaderDecider, page: Page, membership: Membership, link: ControlLink
     ) -> None:
         super().__init__(inner, page)
         self._reporter = inner
         self._link = link
-        self._known = known
         self._ranks = ranks = membership.on_this_host
-        self._gate = Gate(ranks, page.names)
-        self._sent_generation = 0  # of the latest run that the others were sent
-        self._unanswered = dict.fromkeys(ranks, 0)  # bits of that generation that were reported
+        self._gate = Gate(ranks, page.names, ranks[0])
+        self._sent = _Known(page.names)  # from the runs that the other ranks were sent
+        self._unanswered = dict.fromkeys(ranks, 0)  # bits of their generation that were reported
         self._requested: set[str] = set()  # names that were requested and are not answered
         self._submitted_at = dict.fromkeys(ranks, 0.0)  # the latest that the page has said of each rank
         self._look_at: float | None = None
@@ -248,11 +270,11 @@ class LeaderPageDecider(HostPageDecider):
                 self._asked = self._closings
                 self._page.request_closing()
                 self._read_at = 0.0
-            else:
+            elif not (self._is_open and self._page.arm()):  # a batch may run in this thread before the next turn
                 return
 
     def arm(self) -> bool:
-        return self._is_open and self._page.arm()
+        return self._is_open and self._page.has_decision()
 
     def _send(self, ready: Ready, now: float) -> None:
         self._admit(self._ranks[0], ready, now)
@@ -260,7 +282,7 @@ class LeaderPageDecider(HostPageDecider):
     def _admit(self, rank: int, ready: Ready, now: float) -> None:
         for sender, each in self._gate.admit(rank, ready):
             bits = self._gate.bits_of(each)
-            if each.generation == self._sent_generation:
+            if each.generation == self._sent.generation:
                 self._unanswered[sender] |= bits
             self._requested.update(request.name for request in each.requests)
             if bits or each.requests:
@@ -270,12 +292,12 @@ class LeaderPageDecider(HostPageDecider):
     def _agreed(self, bits: int, blank_bits: int, now: float) -> None:
         self._hear()
         self._waiting &= ~bits
-        if self._generation == self._sent_generation:
+        if self._known.generation == self._sent.generation:
             for rank in self._ranks:
                 self._unanswered[rank] |= bits
         in_order = sorted(self._submitted_at.items(), key=lambda each: each[1])
         arrivals = [(rank, min(at, now) or now) for rank, at in in_order]
-        self._reporter.report(arrivals, Ready(self._generation, bits, (), blank_bits))
+        self._reporter.report(arrivals, Ready(self._known.generation, bits, (), blank_bits))
 
     def _closed(self) -> None:
         for index in range(1, len(self._ranks)):
@@ -292,16 +314,17 @@ class LeaderPageDecider(HostPageDecider):
         return messages
 
     def _answered(self, run: Run) -> None:
-        if run.generation != self._sent_generation:
-            self._sent_generation = run.generation
+        if run.generation != self._sent.generation:
             self._unanswered = dict.fromkeys(self._ranks, 0)
             self._gate.must_close |= self._is_open
+        self._sent.apply(run)
+        self._gate.in_page = self._sent.in_page
         for batch in run.batches:
             for rank in self._ranks:
                 self._unanswered[rank] &= ~batch.bits
             for response in batch.responses:
                 self._requested.discard(response.name)
-                bit = response.bit if response.bit >= 0 else self._known(response.name)
+                bit = response.bit if response.bit >= 0 else self._sent.bit_of(response.name)
                 for rank in self._ranks if bit >= 0 else ():
                     if not response.error or response.fails(rank):
                         self._unanswered[rank] &= ~(1 << bit)
@@ -339,11 +362,12 @@ class LeaderPageDecider(HostPageDecider):
     @property
     def _has_stale(self) -> bool:
         """True if a rank of this host has requested a tensor that others may submit as a bit."""
-        return any((bit := self._known(name)) >= 0 and self._in_page >> bit & 1 for name in self._requested)
+        sent = self._sent
+        return any((bit := sent.bit_of(name)) >= 0 and sent.in_page >> bit & 1 for name in self._requested)
 
     def _open(self) -> None:
-        self._gate.open(self._sent_generation)
-        opening = Run(self._sent_generation, (), opens=True)
+        self._gate.open(self._sent.generation)
+        opening = Run(self._sent.generation, (), opens=True)
         self._link.send(opening)
         self._came.append(opening)
 

@@ -28,7 +28,7 @@ from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.settings import Settings
 from tests.harness.members import member
 from tests.unit.programs import alike, program
-from tests.unit.replicas import Leaf, request
+from tests.unit.replicas import Leaf, group, request
 
 Wires = dict[tuple[int, int], deque[bytes]]
 
@@ -83,8 +83,7 @@ class Rank(Leaf):
         else:
             self.link = self.across
         self.observer = Observer(InFlight(lambda: None), membership.leader_of)
-        known = self.replica.cache.bit_of_name
-        self.decider = decider_of(membership, options, self.link, self.observer, self.page, known)
+        self.decider = decider_of(membership, options, self.link, self.observer, self.page)
         self.must_turn = self.has_joined = False
         self.now = 1.0
         self.ends: list[End] = []
@@ -277,6 +276,89 @@ def test_what_one_rank_describes_anew_is_taken_from_the_pages(ranks: Any, hosts:
         assert job.ranks[0].runs == runs + 2
         for rank in job.ranks:
             assert rank.openings == (hosts.count(hosts[rank.rank]) > 1 and hosts[rank.rank] == hosts[odd])
+
+
+def test_a_list_beyond_the_page_is_answered_as_a_whole(ranks: Any) -> None:
+    """Two of its tensors have bits that the page has room for, two have not."""
+    job = ranks("aabb", cache_capacity=128)
+    job.step(*(request(f"other {number}") for number in range(62)))
+    for _ in range(2):
+        job.step(*group("g", 4))
+    for rank in job.ranks[2:]:
+        rank.submit(*group("g", 3))
+    job.settle()
+    for number in (1, 0):
+        job.ranks[number].submit(*group("g", 4))
+    while moves := [move for move in job.moves() if move != ("message", (1, 0))]:
+        job.make(*moves[0])
+    job.settle()
+    job.check()
+    for rank in job.ranks:
+        assert "disagree about the number of tensors in group 'g'" in rank.errors["g[0]"]
+    for _ in range(2):
+        job.step(*group("g", 4), request("other 1"))
+    job.check()
+
+
+def test_names_are_looked_up_in_the_generation_of_their_run(ranks: Any) -> None:
+    """A leader waits for a closing before it begins a generation in which a member already submits a bit."""
+    job = ranks("aabb", cache_capacity=3)
+    root, beside, leader, other = job.ranks
+    wrong = request("y", shape=(4,))
+
+    def settle(*held: Any) -> None:
+        while moves := [move for move in job.moves() if move[1] not in held]:
+            job.make(*moves[0])
+
+    job.step(request("y"), request("p"), request("q"))
+    other.submit(request("p"), request("q"), request("n"), request("x"), wrong)
+    leader.submit(request("p"))
+    leader.submit(request("q"))
+    for rank in (root, beside, leader):
+        rank.submit(request("n"))
+    settle(3, (2, 3))
+    leader.submit(wrong)
+    beside.submit(request("y"))
+    for rank in (root, beside, leader):
+        rank.submit(request("x"))
+    settle(3, (2, 3))
+    settle(2, (3, 2), (0, 2))
+    other.submit(request("x"))
+    root.submit(request("y"))
+    settle(2, (3, 2), (0, 2))
+    job.settle()
+    for rank in (root, beside):
+        rank.submit(request("x", shape=(4,)))
+    job.settle()
+    leader.submit(request("x"))
+    job.settle()
+    for rank in (root, beside):
+        rank.submit(request("p"), request("q"))
+    job.settle()
+    job.check()
+
+
+@pytest.mark.parametrize("asleep", [1, 3])
+def test_what_others_report_does_not_wait_for_a_rank_that_takes_no_turn(ranks: Any, asleep: int) -> None:
+    job = ranks("aabb", stall_check_time_seconds=5.0)
+    found: list[str] = []
+    job.ranks[0].observer.on_finding = lambda finding: not found.append(finding.text)
+    job.step(request("a"))
+    sleeper = job.ranks[asleep]
+    others = [rank for rank in job.ranks if rank is not sleeper]
+    for rank in others:
+        rank.submit(request("a"))
+    for _ in range(40):
+        for rank in others:
+            rank.now += 0.2
+            rank.turn()
+        while moves := [move for move in job.moves() if move[1] not in (asleep, (asleep - 1, asleep))]:
+            job.make(*moves[0])
+    assert len(found) == 1
+    assert f"rank(s) {asleep} did not submit a" in found[0]
+    sleeper.submit(request("a"))
+    job.settle()
+    job.check()
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS)

@@ -42,8 +42,7 @@ class Rank(Leaf):
         link = Mock()
         link.send = self._send
         observer = Observer(InFlight(lambda: None), list(range(size)))
-        known = self.replica.cache.bit_of_name
-        self.decider: Decider = decider_of(member(rank, "a" * size), options, link, observer, self.page, known)
+        self.decider: Decider = decider_of(member(rank, "a" * size), options, link, observer, self.page)
         self.must_turn = False
         self.now = 0.0
         self.ends: list[End] = []
