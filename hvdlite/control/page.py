@@ -48,7 +48,7 @@ _FEW: Final = 16
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
 _MOST_SHARED: Final = 16 << 20  # a call should not take longer than about a millisecond
-_STAGINGS: Final = (1 << 20, 4 << 20, 16 << 20)  # made when a tensor is the first that fits into no smaller one
+_STAGINGS: Final = (1 << 20, 4 << 20)  # made when needed; longer tensors take as long in the plane, or less
 ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
 # Faster than one field of the structure after the other.

@@ -29,7 +29,7 @@
 
 namespace hvd::page {
 
-constexpr int32_t kStagings = 3;
+constexpr int32_t kStagings = 2;
 constexpr uint64_t kStagingSlack = 4096;
 
 // The tensors of a call, as this rank carries them. They have the same order on all ranks.
