@@ -17,29 +17,21 @@ from hvdlite.negotiation.wire import ProtocolError
 class Gate:
     """The messages of ``ranks``, which have a page for the bits of ``in_page``; 0 if they have none.
 
-    ``reporter`` is the first rank if decisions are reports, else None. ``must_close`` is set once the page must be
-    closed, and cleared when all ranks have closed it.
+    ``reporter`` is the first rank if decisions are reports, else None. ``is_open``: there is a page, and no rank has
+    closed it. ``is_closed``: all have, or there is none. ``must_close`` is set once the page must be closed, and
+    cleared when all ranks have closed it.
     """
 
     def __init__(self, ranks: Collection[int], names: int, reporter: int | None = None) -> None:
         self._ranks = frozenset(ranks)
         self._reporter = reporter
         self.in_page = (1 << names) - 1
+        self.is_open, self.is_closed = names > 0, names == 0
         self.must_close = False
         self._closing = 1 if names else 0  # the number of the next or present closing
         self._generation = 0  # in which the page was opened
-        self._closed = set() if names else set(ranks)
+        self._closed: set[int] = set()
         self._early: list[tuple[int, Ready]] = []  # what ranks sent after they closed, while others have not
-
-    @property
-    def is_open(self) -> bool:
-        """True if there is a page, and no rank has closed it."""
-        return not self._closed
-
-    @property
-    def is_closed(self) -> bool:
-        """True if all ranks have closed the page, or there is none."""
-        return len(self._closed) == len(self._ranks)
 
     def admit(self, rank: int, ready: Ready) -> Sequence[tuple[int, Ready]]:
         """Takes a message of ``rank``. Returns the messages to read now, with their ranks.
@@ -52,6 +44,7 @@ class Gate:
             return ((rank, ready),)
         if ready.closings == self._closing:
             self._closed.add(rank)
+            self.is_open, self.is_closed = False, self._closed == self._ranks
         elif has_join(ready):
             self.must_close = True
         elif not any(earlier == rank for earlier, _ in self._early):
@@ -72,6 +65,7 @@ class Gate:
         self._closing += 1
         self._generation = generation
         self._closed.clear()
+        self.is_open, self.is_closed = True, False
 
     def _take_early(self) -> Sequence[tuple[int, Ready]]:
         early, self._early = self._early, []

@@ -107,19 +107,24 @@ class Replica:
                     blank_requests |= 1 << len(requests)
                 requests.append(entry.request)
                 self._by_name[entry.name] = entry
-        lists = {request.group_name for request in requests if request.group_length}
-        for entry in entries if lists else ():  # all tensors of a list go the same way, so that they arrive together
-            request = entry.request
-            if request.group_length and request.group_name in lists and entry.name not in self._by_name:
+        if lists := {request.group_name for request in requests if request.group_length}:
+            # All tensors of a list go the same way, so that they arrive together, and before a join.
+            partial = [
+                entry
+                for entry in entries
+                if entry.request.group_length
+                and entry.request.group_name in lists
+                and self._by_name.get(entry.name) is not entry
+            ]
+            for entry in partial:
                 bit = known[entry.name].bit
                 del by_bit[bit]
-                if entry.is_blank:
-                    blank_bits ^= 1 << bit
-                    blank_requests |= 1 << len(requests)
-                requests.append(request)
+                blank_bits &= ~(1 << bit)
                 self._by_name[entry.name] = entry
-        if lists:
             bits = [bit for bit in bits if bit in by_bit]
+            requests = [entry.request for entry in partial] + requests
+            blank_requests <<= len(partial)
+            blank_requests |= set_of([index for index, entry in enumerate(partial) if entry.is_blank])
         self._blank_bits |= blank_bits
         return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 

@@ -138,7 +138,7 @@ def _registered(group: Group) -> None:
     shared[:] = group.rank
     assert _copies(group, shared) == 0
     assert (shared == sum(range(SIZE))).all()
-    assert _copies(group, np.zeros(1 << 18, np.float32)) > 0
+    assert _copies(group, np.zeros(2 << 20, np.float32)) > 0
 
 
 def _two_groups(folder: Path, store: str, part: Callable[[Group, str], None], hosts: str = "aaa") -> None:

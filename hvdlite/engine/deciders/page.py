@@ -8,7 +8,7 @@ from typing import Final
 
 from hvdlite import native
 from hvdlite.control.page import ABORTED, BUSY, Page
-from hvdlite.engine.deciders.base import Decider, Decision, Resubmit, earliest
+from hvdlite.engine.deciders.base import Decider, Decision, Resubmit
 from hvdlite.engine.deciders.root import RootDecider
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.delays.straggler import Unreported
@@ -63,7 +63,10 @@ class PageDecider(Decider):
 
     @property
     def due(self) -> float | None:  # type: ignore[override]
-        return earliest(self._inner.due, self._reminder.due)
+        due, own = self._inner.due, self._reminder.due
+        if due is None or own is None:
+            return own if due is None else due
+        return min(due, own)
 
     @property
     def has_agreed(self) -> bool:

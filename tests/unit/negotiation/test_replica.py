@@ -9,7 +9,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request,
 from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.unnamed import Counters, Unnamed
 from hvdlite.negotiation.wire import ProtocolError
-from tests.unit.replicas import InFlight, request
+from tests.unit.replicas import InFlight, group, request
 
 JOIN = request(JOIN_NAME, kind=Kind.JOIN, shape=(), cacheable=False)
 
@@ -97,6 +97,29 @@ def test_a_rank_that_has_joined_takes_no_part_in_a_name_that_it_once_submitted(b
     works, _ = rank.replica.apply(Run(0, (Batch(0, (Response("a", "", (), bit, again),)),)))
     (entry,) = works[0].entries
     assert (entry.request, entry.nbytes, entry.group, entry.source) == (again, 160, None, 0)
+
+
+def test_a_list_goes_up_as_a_whole_and_before_a_join() -> None:
+    rank = Rank()
+    first, second, third = group("g", 3)
+    rank.remember(request("a"), second, first)
+    known = rank.submit(request("a"), first, second)
+    assert known == Ready(0, 0b111, ())
+    rank.replica.apply(Run(0, (Batch(0b111, ()),)))
+    ready = rank.submit(request("a"), first, second, third, JOIN)
+    assert ready == Ready(0, 0b1, (first, second, third, JOIN))
+    assert rank.replica.unanswered() == Ready(0, 0b1, ())
+
+
+def test_a_blank_tensor_of_a_list_stays_blank_when_it_is_requested() -> None:
+    rank = Rank()
+    first, second = group("g", 2)
+    rank.remember(first)
+    for each in (first, second):
+        rank.entries[each.name] = Entry(each, None)
+    rank.entries["g[0]"].is_blank = True
+    ready = rank.replica.submit([rank.entries["g[1]"], rank.entries["g[0]"]])
+    assert ready == Ready(0, 0, (first, second), 0, 0b1)
 
 
 def test_a_rank_that_has_joined_adds_zeros_to_sums_and_nothing_to_what_others_move() -> None:
