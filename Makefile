@@ -159,8 +159,9 @@ test-native: ## run the native tests under ASan with UBSan and under TSan, and l
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=thread
 	$(MAKE) --no-print-directory -C native explore EXPLORE=long
 
-test-agreement: ## run the agreement of ranks in all orders of its accesses to shared memory
+test-agreement: ## run the agreement of ranks in all orders of its accesses to shared memory, and under TSan
 	$(MAKE) --no-print-directory -C native explore
+	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=thread TESTS=build/thread/tests/page_test
 
 wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 	rm -rf build/lib* dist

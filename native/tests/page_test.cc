@@ -29,14 +29,20 @@ constexpr int64_t kSecond = 1'000'000'000;
 
 class Ranks {
  public:
+  // The page ends where its memory does, and no access around it succeeds.
   explicit Ranks(const Geometry& geometry) : bytes_(geometry.bytes()) {
     CHECK(geometry.is_valid());
-    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(memory_ != MAP_FAILED);
+    const uint64_t inside = (bytes_ + kGuard - 1) / kGuard * kGuard;
+    mapped_bytes_ = inside + 2 * kGuard;
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(mapped_ != MAP_FAILED);
+    uint8_t* const begin = static_cast<uint8_t*>(mapped_) + kGuard;
+    CHECK(mprotect(begin, inside, PROT_READ | PROT_WRITE) == 0);
+    memory_ = begin + (inside - bytes_);
     page.adopt(memory_, geometry);
     for (int32_t rank = 0; rank < geometry.size; ++rank) agreements.push_back(std::make_unique<Agreement>(page, rank));
   }
-  ~Ranks() { munmap(memory_, bytes_); }
+  ~Ranks() { munmap(mapped_, mapped_bytes_); }
 
   void run(const std::function<void(int32_t, Agreement&)>& work) {
     std::vector<std::thread> threads;
@@ -46,15 +52,18 @@ class Ranks {
     for (std::thread& thread : threads) thread.join();
   }
 
-  uint8_t* memory() { return static_cast<uint8_t*>(memory_); }
+  uint8_t* memory() { return memory_; }
   uint64_t bytes() const { return bytes_; }
 
   Page page;
   std::vector<std::unique_ptr<Agreement>> agreements;
 
  private:
-  uint64_t bytes_;
-  void* memory_;
+  static constexpr uint64_t kGuard = 4096;
+
+  uint64_t bytes_, mapped_bytes_;
+  void* mapped_;
+  uint8_t* memory_;
 };
 
 // Waits for the next decision.
@@ -537,8 +546,10 @@ void test_abort() {
 }
 
 // Whatever a peer wrote, a rank reads nothing outside of the page, and ends.
+// Whatever a peer writes, a rank finds a decision, or the damage.
 void test_damage() {
   std::mt19937_64 random(1);
+  int found = 0;
   for (int run = 0; run < 20'000; ++run) {
     Ranks ranks({2, run % 2 ? 64 : 256});
     Agreement& agreement = *ranks.agreements[0];
@@ -550,9 +561,12 @@ void test_damage() {
       reinterpret_cast<uint64_t*>(ranks.memory())[word] = value;
     }
     Decision decision;
-    for (int i = 0; i < 8 && agreement.next(&decision) == HVD_OK; ++i) {
-    }
+    hvd_status status = HVD_OK;
+    for (int i = 0; i < 8 && status == HVD_OK; ++i) status = agreement.next(&decision);
+    CHECK(status == HVD_OK || status == HVD_INVALID || status == HVD_ABORTED);
+    found += status == HVD_INVALID;
   }
+  CHECK(found > 1000);
 }
 
 }  // namespace
@@ -565,6 +579,7 @@ int main() {
   test_any_order(2, 64, 300);
   test_any_order(3, 2, 2000);
   test_any_order(5, 256, 40);
+  test_any_order(70, 64, 3);
   test_messages_and_closings(2);
   test_messages_and_closings(4);
   test_ranks_that_carry_others();

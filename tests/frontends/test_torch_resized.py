@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.engine.calls import Calls
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 
@@ -113,6 +115,42 @@ def _set() -> str:
 
 def test_after_set_the_collective_has_the_storage_that_was_submitted() -> None:
     assert [outcome.result() for outcome in process_ranks(2, _set, server=TORCH)] == ["right"] * 2
+
+
+def _blocking() -> tuple[int, str]:
+    """A tensor of blocking calls gets other storage, and then its storage is cut. Counts the native calls."""
+    hvd.init()
+    finish, done = Calls._finish, []
+
+    def counted(calls: Calls, *arguments: Any) -> None:
+        done.append(None)
+        finish(calls, *arguments)
+
+    tensor = torch.ones(1000)
+    with patch.object(Calls, "_finish", counted):
+        for step in range(20):
+            if step % 5 == 4:
+                tensor.set_(torch.empty(1000))
+            tensor.fill_(step)
+            hvd.allreduce_(tensor, op=hvd.Sum, name="t")
+            assert tensor.unique().tolist() == [2.0 * step]
+        assert len(done) > 10
+        calls = len(done)
+        if hvd.rank() == 0:
+            tensor.untyped_storage().resize_(16)
+        try:
+            hvd.allreduce_(tensor, op=hvd.Sum, name="t")
+        except hvd.HorovodInternalError as error:
+            text = str(error)
+        assert len(done) == calls
+    hvd.shutdown()
+    return calls, text
+
+
+def test_blocking_calls_notice_other_storage() -> None:
+    (_, own), (_, other) = (outcome.result() for outcome in process_ranks(2, _blocking, server=TORCH))
+    assert "the storage of tensor 't" in own
+    assert "rank 0" in other
 
 
 def _cut_between_calls() -> dict[str, str]:

@@ -206,6 +206,12 @@ def _rows_that_change() -> Counter[str]:
             found = hvd.allgather(np.full((rows, 2), hvd.rank()), name="a")
             assert found.shape == (step // 7 % 3 + 2 * (size - 1), 2)
             assert (found == np.repeat(np.arange(size), [step // 7 % 3, *[2] * (size - 1)])[:, None]).all()
+            splits = [rows, *[4 - rows] * (size - 1)]  # of one shape if there are two ranks
+            mine = np.full(sum(splits), hvd.rank())
+            moved, counts_of = hvd.alltoall(mine, splits, name="b")
+            from_root = step // 7 % 3 if hvd.rank() == 0 else 4 - step // 7 % 3
+            assert counts_of.tolist() == [from_root, *[2] * (size - 1)]
+            assert moved.tolist() == np.repeat(np.arange(size), counts_of).tolist()
     hvd.shutdown()
     return counts
 
@@ -214,6 +220,44 @@ def _rows_that_change() -> Counter[str]:
 def test_rows_that_change_on_another_rank_are_noticed(count: int) -> None:
     for outcome in process_ranks(count, _rows_that_change):
         assert outcome.result()["done"] > 0
+
+
+def _two_sets() -> int:
+    """A thread of rank 0 waits in one set for a rank that stays away, and another thread calls in another set."""
+    hvd.init()
+    sets = [hvd.add_process_set([0, other]) for other in (1, 2)]
+    other = hvd.rank()
+    array, done = np.ones(3), 0
+    for process_set in sets:
+        if process_set.included():
+            for _ in range(3):
+                hvd.allreduce(array, name="a", process_set=process_set)
+    if other == 0:
+        waiting = threading.Thread(target=lambda: hvd.allreduce(array, name="a", process_set=sets[0]))
+        waiting.start()
+        reached("waits")
+    if other == 1:
+        pause_at("away")
+    if other != 1:
+        for _ in range(100):
+            hvd.allreduce(array, name="a", process_set=sets[1])
+            done += 1
+        reached("through")
+    if other == 0:
+        waiting.join()
+    elif other == 1:
+        hvd.allreduce(array, name="a", process_set=sets[0])
+    hvd.shutdown()
+    return done
+
+
+def test_calls_of_two_groups_do_not_wait_for_each_other() -> None:
+    with ProcessRanks(3, _two_sets) as ranks:
+        ranks.wait_for("away", 1)
+        ranks.wait_for("waits", 0)
+        ranks.wait_for("through", 0, 2)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == [100, 0, 100]
 
 
 def _mixed(seed: int) -> Counter[str]:

@@ -54,6 +54,8 @@ def _on_and_off(path: str) -> None:
         pair = hvd.add_process_set([1, 2])
         if pair.included():
             hvd.allgather(array, name="in a set", process_set=pair)
+    for _ in range(5):
+        hvd.allreduce(array, name="in a call")
     hvd.barrier()
     hvd.stop_timeline()
     hvd.allreduce(array, name="after")
@@ -75,8 +77,10 @@ def test_each_rank_records_what_it_did_between_start_and_stop(size: int, tmp_pat
         assert {name for name in names if "noname" not in name and "hvdlite" not in name} == {
             *(f'"{step}\\{number}' for step in range(5) for number in range(4)),
             *(f"root {step}" for step in range(5)),
+            "in a call",
             *(("in a set",) if size == 3 and rank else ()),
         }
+        assert names.count("in a call") == 5
         assert {event["pid"] for event in events} == {rank}
         assert any(event["name"] == "CYCLE_START" for event in events)
         assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST", "BARRIER"} <= {

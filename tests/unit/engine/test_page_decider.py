@@ -388,6 +388,18 @@ def test_a_damaged_page_is_an_error(ranks: Any) -> None:
         two.ranks[0].turn()
 
 
+def test_many_ranks_agree(ranks: Any) -> None:
+    many = ranks(70)
+    for names in ("ab", "ba", "c", "abc"):
+        for rank in many.random.sample(many.ranks, 70):
+            for name in names:
+                rank.submit(request(name))
+            rank.turn()
+        many.settle()
+    many.check()
+    assert [rank.commons > 0 for rank in many.ranks] == [True] * 70
+
+
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_never_differ_and_never_wait_for_ever(ranks: Any, size: int, seed: int) -> None:
