@@ -107,7 +107,7 @@ class Replica:
                     blank_requests |= 1 << len(requests)
                 requests.append(entry.request)
                 self._by_name[entry.name] = entry
-        if lists := {request.group_name for request in requests if request.group_length}:
+        if requests and (lists := {request.group_name for request in requests if request.group_length}):
             # All tensors of a list go the same way, so that they arrive together, and before a join.
             partial = [
                 entry

@@ -273,7 +273,7 @@ class LeaderPageDecider(HostPageDecider):
             elif not (self._is_open and self._page.arm()):  # a batch may run in this thread before the next turn
                 return
 
-    def arm(self) -> bool:
+    def arm(self) -> bool:  # `decisions` has armed the page
         return self._is_open and self._page.has_decision()
 
     def _send(self, ready: Ready, now: float) -> None:

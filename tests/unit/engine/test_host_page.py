@@ -27,7 +27,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, End, EndKind, Ready, Request
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.settings import Settings
 from tests.harness.members import member
-from tests.unit.programs import alike, program
+from tests.unit.programs import Moved, closing
 from tests.unit.replicas import Leaf, group, request
 
 Wires = dict[tuple[int, int], deque[bytes]]
@@ -124,7 +124,7 @@ class Rank(Leaf):
         return self.must_turn
 
 
-class Ranks:
+class Ranks(Moved):
     """All of them, on ``hosts``, a letter for each rank."""
 
     def __init__(self, hosts: str, seed: int = 0, **options: Any) -> None:
@@ -136,11 +136,6 @@ class Ranks:
         for offer in offers.values():
             offer.close()
         self.random = random.Random(seed)
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            if rank.page is not None:
-                rank.page.close()
 
     def moves(self) -> list[tuple[str, Any]]:
         moves: list[tuple[str, Any]] = [("bell", rank.rank) for rank in self.ranks if rank.is_rung]
@@ -157,14 +152,6 @@ class Ranks:
             rank.turn(self.random.random() < 0.8)
         else:
             self.ranks[which].turn()
-
-    def settle(self) -> None:
-        """Makes moves in a random order until there are none."""
-        moved = 0
-        while moves := self.moves():
-            self.make(*self.random.choice(moves))
-            moved += 1
-            assert moved < 20_000, "the ranks go on for ever"
 
     def step(self, *requests: Request) -> None:
         """All ranks submit ``requests``, in a random order."""
@@ -188,27 +175,11 @@ class Ranks:
         for rank in self.ranks:
             rank.now = until
 
-    def check(self) -> None:
-        """Nothing is in flight, and all ranks ran the same batches."""
-        first = self.ranks[0]
-        for rank in self.ranks:
-            assert not rank.in_flight, (rank.rank, list(rank.in_flight))
-            assert rank.ran == first.ran
-            assert rank.replica.cache.known.keys() == first.replica.cache.known.keys()
-            assert not rank.replica.by_bit
-
 
 @pytest.fixture
 def ranks() -> Iterator[Any]:
-    made: list[Ranks] = []
-
-    def make(*arguments: Any, **options: Any) -> Ranks:
-        made.append(Ranks(*arguments, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with closing(Ranks) as make:
+        yield make
 
 
 LAYOUTS = ["aabb", "abb", "aab", "aaabb", "abcc", "abab", "aabbccc"]
@@ -451,27 +422,5 @@ def test_ranks_never_differ_and_never_wait_for_a_timer(ranks: Any, hosts: str, s
     chance = random.Random(f"{hosts} {seed}")
     job = ranks(hosts, seed, cache_capacity=chance.choice([4, 64, 64]), fusion_threshold=chance.choice([0, 24, 4096]))
     for _ in range(chance.randint(2, 4)):
-        _run_epoch(job, chance)
+        job.run_epoch(chance)
         job.check()
-
-
-def _run_epoch(job: Ranks, chance: random.Random) -> None:
-    """Until all ranks have joined, or have submitted the same."""
-    size = len(job.ranks)
-    todo = [program(chance) for _ in range(size)] if chance.random() < 0.5 else alike(chance, size)
-    while True:
-        moves = job.moves()
-        able = [rank for rank in job.ranks if todo[rank.rank] and _is_free(rank, todo[rank.rank][0])]
-        if not (moves or able):
-            break
-        if able and (not moves or chance.random() < 0.4):
-            rank = chance.choice(able)
-            item = todo[rank.rank].pop(0)
-            rank.submit(*item, blank=[each.name for each in item if chance.random() < 0.2])
-        else:
-            job.make(*chance.choice(moves))
-    assert not any(todo)
-
-
-def _is_free(rank: Rank, item: tuple[Request, ...]) -> bool:
-    return not rank.has_joined and not any(each.name in rank.in_flight for each in item)

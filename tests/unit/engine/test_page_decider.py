@@ -27,7 +27,7 @@ from hvdlite.negotiation.wire import Message, ProtocolError, decode, encode
 from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType
 from tests.harness.members import member
-from tests.unit.programs import alike, program
+from tests.unit.programs import Moved, closing
 from tests.unit.replicas import Leaf, request
 
 
@@ -86,17 +86,13 @@ class Rank(Leaf):
         return self.must_turn
 
 
-class Ranks:
+class Ranks(Moved):
     def __init__(self, size: int, seed: int = 0, **options: Any) -> None:
         offer = PageOffer(size, 64)
         settings = Settings(**{"cache_capacity": 64, **options})
         self.ranks = [Rank(rank, offer, size, settings) for rank in range(size)]
         offer.close()
         self.random = random.Random(seed)
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.page.close()
 
     def moves(self) -> list[tuple[str, int]]:
         moves = [("bell", rank.rank) for rank in self.ranks if rank.is_rung]
@@ -115,35 +111,11 @@ class Ranks:
             rank.decider.receive(0, decode(self.ranks[0].sent[number].popleft(), 0, 0), 0.0)
         rank.turn(move in ("room", "bell") or self.random.random() < 0.8)
 
-    def settle(self) -> None:
-        """Makes moves in a random order until there are none."""
-        moved = 0
-        while moves := self.moves():
-            self.make(*self.random.choice(moves))
-            moved += 1
-            assert moved < 20_000, "the ranks go on for ever"
-
-    def check(self) -> None:
-        """Nothing is in flight, and all ranks ran the same batches."""
-        first = self.ranks[0]
-        for rank in self.ranks:
-            assert not rank.in_flight, (rank.rank, list(rank.in_flight))
-            assert rank.ran == first.ran
-            assert rank.replica.cache.known.keys() == first.replica.cache.known.keys()
-            assert not rank.replica.by_bit
-
 
 @pytest.fixture
 def ranks() -> Iterator[Any]:
-    made: list[Ranks] = []
-
-    def make(*arguments: Any, **options: Any) -> Ranks:
-        made.append(Ranks(*arguments, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with closing(Ranks) as make:
+        yield make
 
 
 def _step(all_ranks: Ranks, *requests: Request) -> None:
@@ -408,27 +380,5 @@ def test_ranks_never_differ_and_never_wait_for_ever(ranks: Any, size: int, seed:
         size, seed, cache_capacity=chance.choice([4, 64, 64]), fusion_threshold=chance.choice([0, 24, 4096])
     )
     for _ in range(chance.randint(2, 4)):  # until all have joined
-        _run_epoch(all_ranks, chance)
+        all_ranks.run_epoch(chance)
         all_ranks.check()
-
-
-def _run_epoch(all_ranks: Ranks, chance: random.Random) -> None:
-    todo = [program(chance) for _ in all_ranks.ranks] if chance.random() < 0.5 else alike(chance, len(all_ranks.ranks))
-    while True:
-        moves = all_ranks.moves()
-        able = [rank for rank in all_ranks.ranks if todo[rank.rank] and _is_free(rank, todo[rank.rank][0])]
-        if not (moves or able):
-            break
-        if able and (not moves or chance.random() < 0.4):
-            rank = chance.choice(able)
-            item = todo[rank.rank].pop(0)
-            rank.submit(*item, blank=[each.name for each in item if chance.random() < 0.2])
-            rank.has_joined = item[0].kind is Kind.JOIN
-            rank.turn(chance.random() < 0.8)
-        else:
-            all_ranks.make(*chance.choice(moves))
-    assert not any(todo)
-
-
-def _is_free(rank: Rank, item: tuple[Request, ...]) -> bool:
-    return not rank.has_joined and not any(each.name in rank.in_flight for each in item)
