@@ -16,8 +16,9 @@ from tests.harness.forkserver import TORCH
 from tests.house.tree import ROOT
 
 # What is reached. Fewer are better, and more take a reason. Of them 17 compare a slice of the parameters, 5 are the
-# interface of a decider, and one reminds a root that may be late. The deciders of a rank are in three modules.
-MOST_FUNCTIONS = 129
+# interface of a decider, and one reminds a root that may be late. The deciders of a rank are in three modules. Some 24
+# are called only by a rank that waits, or only by one that does not: this is the number of all of them together.
+MOST_FUNCTIONS = 132
 MOST_MODULES = 41
 
 STEPS = 30
