@@ -173,9 +173,9 @@ bench: $(VENV)/.for-demo native ## measure collectives with NP ranks
 
 bench-table: $(VENV)/.for-demo native ## measure, and write the table of docs/performance.md
 	@mkdir -p build
-	$(IN_VENV) hvdrun -np 2 python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
+	$(IN_VENV) hvdrun -np 2 python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 8,1K:256M:*4 --json build/sizes.json
 	for ranks in 4 8; do \
-		$(IN_VENV) hvdrun -np $$ranks python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 1K,64K,1M,16M --json build/sizes-$$ranks.json || exit; \
+		$(IN_VENV) hvdrun -np $$ranks python -m benchmarks --compare gloo,oneccl,mpi --registered --sizes 8,1K:16M:*4 --iters 150 --json build/sizes-$$ranks.json || exit; \
 	done
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo --many 1000 1K --json build/many.json
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --train --json build/train.json

@@ -20,7 +20,7 @@ from hvdlite.bench.sweep import entrants, sweep
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_options(*SWEEP, *TIMING)
 @click.option("--compare", "peers", multiple=True, metavar="LIST",
-              help="Measure these, too: gloo, oneccl, impi, openmpi, mpich, or mpi for the last three.")  # fmt: skip
+              help="Measure also gloo, oneccl, impi, openmpi, openmpi-sm, mpich; mpi is the last four.")  # fmt: skip
 @with_options(JSON, MARKDOWN)
 def beside(
     sizes: tuple[int, ...],

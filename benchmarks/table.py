@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 import click
 
 import hvdlite
-from hvdlite.bench.measuring.report import Group, Row
+from hvdlite.bench.measuring.report import Group, Ratio, Row, ratio_of
+from hvdlite.bench.measuring.timing import BLOCKS
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 _BEGIN: Final = "## The table\n"
@@ -27,8 +28,10 @@ _COLUMNS: Final = {
     "oneccl": "oneCCL",
     "impi": "Intel MPI",
     "openmpi": "Open MPI",
+    "openmpi-sm": "Open MPI, `coll_sm`",
     "mpich": "MPICH",
 }
+_PEERS: Final = ("oneccl", "impi", "openmpi", "openmpi-sm", "mpich")
 _MIB: Final = 1 << 20
 
 
@@ -61,10 +64,17 @@ def render(page: str, rows: Iterable[Row], measured: Circumstances) -> str:
         *_heading(),
         *map(_line, groups),
         "",
+        f"Of the same runs: hvdlite's time over another's, as the median of {BLOCKS} ratios of blocks that took turns, "
+        "and its 95 % interval. *MPI* is the fastest of the line: oneCCL, Intel MPI, Open MPI, or MPICH.",
+        "",
+        "| ranks | | hvdlite / Gloo | hvdlite / MPI | `shared_empty` / Gloo | `shared_empty` / MPI |",
+        "|---|---|---|---|---|---|",
+        *(_line_of_ratios(group) for group in groups if "gloo" in group),
+        "",
         "Of the same runs: the time below which 99 % of the calls stay, and the processor time of a call on all ranks.",
         "",
         *_heading(),
-        *(_line(group, _spread) for group in groups if all(_is_small(row) for row in group.values())),
+        *(_line(group, _spread) for group in groups if _is_call(group)),
     ]
     return f"{head}{_BEGIN}\n" + "\n".join(lines) + "\n"
 
@@ -73,8 +83,23 @@ def _heading() -> list[str]:
     return [f"| ranks | | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
 
 
-def _is_small(row: Row) -> bool:
-    return row.processor_us is not None and row.bytes <= _MIB and " x " not in row.op
+def _is_call(group: Group) -> bool:
+    return all(row.processor_us is not None and " x " not in row.op for row in group.values()) and "bare" not in group
+
+
+def _line_of_ratios(group: Group) -> str:
+    fastest = min((group[label] for label in _PEERS if label in group), key=lambda row: row.median_us, default=None)
+    cells = []
+    for row in (group.get("hvdlite"), group.get("registered")):
+        cells += [
+            "" if row is None or other is None else _ratio(ratio_of(row, other)) for other in (group["gloo"], fastest)
+        ]
+    return f"| {group['gloo'].ranks} | {_what(group, group['gloo'])} | {' | '.join(cells)} |"
+
+
+def _ratio(ratio: Ratio) -> str:
+    median, *ends = (f"{value:.{2 if value < 10 else 0}f}" for value in (ratio.median, *(ratio.interval or ())))
+    return f"{median} ({' to '.join(ends)})" if ends else median
 
 
 def _groups(rows: Iterable[Row]) -> list[Group]:
@@ -112,7 +137,7 @@ def _what(group: Group, row: Row) -> str:
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes >> 10} KiB"
+    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes >> 10} KiB" if nbytes >= 1024 else f"{nbytes} B"
 
 
 def _time(microseconds: float) -> str:

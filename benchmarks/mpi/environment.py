@@ -27,7 +27,8 @@ class Unavailable(HvdError):
 def folder_of(library: Library) -> Path:
     """Returns the folder in which ``library`` is installed, for this Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "hvdlite" / "bench" / f"{library.label}-python{sys.version_info.major}.{sys.version_info.minor}"
+    name = library.shares or library.label
+    return cache / "hvdlite" / "bench" / f"{name}-python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def bin_folder(library: Library) -> Path:

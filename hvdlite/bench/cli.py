@@ -107,7 +107,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @with_options(*SWEEP, *TIMING)
 @click.option("--compare", "peers", multiple=True, metavar="LIST",
               help="Measure these as well, in turns with hvdlite: gloo, nccl. With python -m benchmarks, in hvdlite's "
-              "sources, also oneccl, impi, openmpi, mpich, or mpi for the last three.")  # fmt: skip
+              "sources, also oneccl, impi, openmpi, openmpi-sm, mpich, or mpi for the last four.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the tensors are.")  # fmt: skip
 @click.option("--fuse", "fuses", is_flag=True, help="With --many on GPUs: measure both ways to fuse, too.")

@@ -17,8 +17,8 @@ from benchmarks import targets
 from hvdlite.bench.cli import bench, main
 from hvdlite.bench.measuring.collectives import COLLECTIVES
 from hvdlite.bench.measuring.pattern import fill, pattern
-from hvdlite.bench.measuring.report import Column, Row, Study, make_row, ratio_columns, to_json, to_markdown
-from hvdlite.bench.measuring.timing import BLOCKS, Candidate, default_iterations, measure
+from hvdlite.bench.measuring.report import Column, Row, Study, make_row, ratio_columns, ratio_of, to_json, to_markdown
+from hvdlite.bench.measuring.timing import BLOCKS, Candidate, Measured, default_iterations, measure
 from hvdlite.bench.sizes import parse_sizes
 from hvdlite.launcher.agent.answers import free_port
 from tests.harness import process_ranks
@@ -150,14 +150,24 @@ def _group(**seconds: float) -> dict[str, Row]:
 def test_ratios_stand_on_hvdlites_own_rows_only() -> None:
     group = _group(hvdlite=1.0, registered=0.5, gloo=4.0)
     cells = [[column.text(row, group) for column in ratio_columns(list(group))] for row in group.values()]
-    assert cells == [["0.250", "4.00×"], ["0.125", "8.00×"], ["", ""]]
+    assert cells == [["0.250", "", "4.00×"], ["0.125", "", "8.00×"], ["", "", ""]]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "interval"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (20, (6, 15))]
+)
+def test_the_interval_of_a_ratio_is_that_of_the_sign_test(pairs: int, interval: tuple[int, int] | None) -> None:
+    of_blocks = np.random.default_rng(0).permutation(pairs) + 1.0
+    row = make_row("x", 2, "allreduce", "float32", 4, Measured(of_blocks, 0, of_blocks))
+    other = make_row("y", 2, "allreduce", "float32", 4, Measured(np.ones(pairs), 0, np.ones(pairs)))
+    assert ratio_of(row, other) == ((pairs + 1) / 2, interval)
 
 
 def test_targets_are_held_against_the_better_mpi() -> None:
     group = _group(hvdlite=1.0, registered=0.5, gloo=4.4, impi=2.0, openmpi=0.7, memcpy=0.25, update=0.4)
     columns = targets.against_targets({}, None, 0).columns[-4:]
     assert [[column.text(row, group) for column in columns] for row in group.values()] == [
-        ["4.40× (≥ 4)", "0.70× openmpi (missed 0.8)", "0.25×", "0.40×"],
+        ["4.40× (≥ 4)", "0.70× openmpi (missed 1)", "0.25×", "0.40×"],
         ["8.80× (≥ 6)", "1.40× openmpi (missed 1.5)", "0.50×", "0.80×"],
         *[[""] * 4] * 5,
     ]
@@ -175,7 +185,7 @@ def test_a_table_for_a_document() -> None:
 
 def test_large_tensors_are_iterated_less() -> None:
     iterations = [default_iterations(nbytes) for nbytes in (1, 1 << 20, 16 << 20, 1 << 30)]
-    assert iterations == [500, 500, 32, 10]
+    assert iterations == [500, 500, 32, BLOCKS]
 
 
 @pytest.mark.parametrize("elements", [1, 2, 3, 10])
@@ -209,14 +219,16 @@ def _measure_with_own_clock() -> Any:
         "".join(calls),
         {label: taken.times.tolist() for label, taken in measured.items()},
         {label: taken.processor_s for label, taken in measured.items()},
+        {label: taken.medians.tolist() for label, taken in measured.items()},
     )
 
 
 def test_candidates_take_turns_and_the_slowest_rank_counts() -> None:
     for outcome in process_ranks(2, _measure_with_own_clock):
-        calls, times, processor_s = outcome.result()
+        calls, times, processor_s, medians = outcome.result()
         assert calls == "aaabbb" * BLOCKS
         assert times == {label: pytest.approx([3e-6] * 2 * BLOCKS) for label in "ab"}
+        assert medians == {label: pytest.approx([3e-6] * BLOCKS) for label in "ab"}
         assert processor_s == {label: pytest.approx(1.0) for label in "ab"}  # 3 s for two iterations and a warm-up
 
 
@@ -288,7 +300,7 @@ def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path:
     options = ("--compare", "gloo", "--dtype", "bfloat16", "--iters", "3")
     printed, rows = _bench_with_torch(tmp_path / "rows", *mode, *options)
     assert [(row.system, row.op) for row in rows] == [(system, op) for op in ops for system in ("hvdlite", "gloo")]
-    assert printed[1].split()[-2:] == ["time/gloo", "speed-up"]
+    assert printed[1].split()[-4:] == ["time/gloo", "95", "%", "speed-up"]
     assert all(printed[2 + index].endswith("×") == (row.system == "hvdlite") for index, row in enumerate(rows))
 
 
@@ -312,8 +324,8 @@ def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     options = ("--sizes", "1K,64K", "--registered", "--limit", "--iters", "2", "--markdown", str(table))
     printed, rows = _bench(2, tmp_path / "rows", *options)
     assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy", "update"] * 2
-    assert printed[1].split()[-2:] == ["time/update", "speed-up"]
-    assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [16] * 10
+    assert printed[1].split()[-4:] == ["time/update", "95", "%", "speed-up"]
+    assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [18] * 10
 
 
 @pytest.mark.usefixtures("torch_fork_server")

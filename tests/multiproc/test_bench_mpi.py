@@ -145,7 +145,7 @@ def test_mpi_is_not_told_that_it_runs_inside_another_launcher(monkeypatch: pytes
 
 def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
     assert parse_peers(["gloo"], WORDS) == ["gloo"]
-    assert parse_peers(["mpi, gloo", "impi"], WORDS) == ["impi", "openmpi", "mpich", "gloo"]
+    assert parse_peers(["mpi, gloo", "impi"], WORDS) == ["impi", "openmpi", "openmpi-sm", "mpich", "gloo"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
         (["--compare", "mpi", "--many", "2", "1K"], "No such option"),
         (
             ["--compare", "gloo,ucc"],
-            "cannot compare with 'ucc'; choose from gloo, nccl, impi, openmpi, mpich, oneccl, mpi.",
+            "cannot compare with 'ucc'; choose from gloo, nccl, impi, openmpi, openmpi-sm, mpich, oneccl, mpi.",
         ),
     ],
 )

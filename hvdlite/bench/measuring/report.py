@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -17,7 +19,8 @@ from hvdlite.bench.measuring.timing import Measured, Times
 class Row:
     """The figures of one system. Times in µs, bandwidths of the median in 10⁹ bytes per second (None: no transfer).
 
-    ``processor_us`` is for one iteration on all ranks; None if it was not measured.
+    ``processor_us`` is for one iteration on all ranks; None if it was not measured. ``blocks_us`` are the medians of
+    the blocks in which systems took turns.
     """
 
     system: str
@@ -31,6 +34,14 @@ class Row:
     busbw_GBps: float | None
     p99_us: float
     processor_us: float | None
+    blocks_us: Sequence[float]
+
+
+class Ratio(NamedTuple):
+    """A time over another one: the median over pairs of blocks, and its 95 % interval, None of fewer than six pairs."""
+
+    median: float
+    interval: tuple[float, float] | None
 
 
 Group = Mapping[str, Row]
@@ -63,7 +74,9 @@ def make_row(
     bus_factor: float | None = None,
 ) -> Row:
     """The row of what was ``taken``; ``bus_factor`` is busbw / algbw, None for what has no bandwidth."""
-    times, processor_s = taken if isinstance(taken, Measured) else (taken, None)
+    times, processor_s, medians = (
+        taken if isinstance(taken, Measured) else (taken, None, np.median(taken, keepdims=True))
+    )
     median, shortest, p99 = float(np.median(times)), float(times.min()), float(np.percentile(times, 99))
     algbw = None if bus_factor is None else nbytes / median / 1e9
     busbw = None if algbw is None or bus_factor is None else algbw * bus_factor
@@ -79,6 +92,7 @@ def make_row(
         busbw,
         _microseconds(p99),
         None if processor_s is None else _microseconds(processor_s),
+        [_microseconds(float(each)) for each in medians],
     )
 
 
@@ -86,19 +100,36 @@ def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)  # the clock counts whole nanoseconds
 
 
-def ratio_columns(labels: Sequence[str]) -> list[Column]:
-    """Columns that compare hvdlite with each of the others: the ratio of median times, and its inverse."""
+def ratio_of(row: Row, other: Row) -> Ratio:
+    """The time of ``row`` over that of ``other``, which took turns with it.
 
-    def cell(other: str, text: Callable[[float], str]) -> Callable[[Row, Group], str]:
-        return lambda row, group: text(row.median_us / group[other].median_us) if row.system in OWN else ""
+    The interval is that of the sign test: in a sorted list of n ratios, the k-th least and the k-th largest, with the
+    largest k for which fewer than k heads in n tosses of a coin are less probable than 2.5 %.
+    """
+    ratios = sorted(np.divide(row.blocks_us, other.blocks_us).tolist())
+    tosses, below, chance = len(ratios), 0, 0.0
+    while (chance := chance + math.comb(tosses, below) / 2**tosses) <= 0.025:
+        below += 1
+    return Ratio(statistics.median(ratios), (ratios[below - 1], ratios[-below]) if below else None)
+
+
+def ratio_columns(labels: Sequence[str]) -> list[Column]:
+    """Columns that compare hvdlite with each of the others: the ratio of times, its interval, and its inverse."""
+
+    def cell(other: str, text: Callable[[Ratio], str]) -> Callable[[Row, Group], str]:
+        return lambda row, group: text(ratio_of(row, group[other])) if row.system in OWN else ""
+
+    def interval(ratio: Ratio) -> str:
+        return "" if ratio.interval is None else "{:.2f} to {:.2f}".format(*ratio.interval)
 
     return [
         column
         for other in labels
         if other not in OWN
         for column in (
-            Column(f"time/{other}", 12, cell(other, lambda ratio: f"{ratio:.3f}")),
-            Column("speed-up", 9, cell(other, lambda ratio: f"{1 / ratio:.2f}×")),
+            Column(f"time/{other}", 12, cell(other, lambda ratio: f"{ratio.median:.3f}")),
+            Column("95 %", 13, cell(other, interval)),
+            Column("speed-up", 9, cell(other, lambda ratio: f"{1 / ratio.median:.2f}×")),
         )
     ]
 

@@ -32,16 +32,21 @@ Clock = Callable[[], int]
 
 
 class Measured(NamedTuple):
-    """What a candidate took: the ``times`` of its iterations, and seconds of processor time for each, of all ranks."""
+    """What a candidate took: the ``times`` of its iterations, and seconds of processor time for each, of all ranks.
+
+    ``medians`` are those of its blocks.
+    """
 
     times: Times
     processor_s: float
+    medians: Times
 
 
-BLOCKS = 5
+BLOCKS = 15
+"""As many pairs of blocks as a ratio of two candidates is taken from."""
 
 _MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
-_FEWEST, _MOST = 10, 500
+_FEWEST, _MOST = BLOCKS, 500
 
 
 class WrongResult(HvdError):
@@ -103,13 +108,13 @@ def measure(
             blocks[candidate.label].append(candidate.block(length, warmup, clock))
             used_s[candidate.label] += candidate.processor_s() - used_before
     count = iterations + warmup * len(lengths)
-    return {
-        label: Measured(
-            hvd.allreduce(np.concatenate(parts), op=hvd.Max),
-            float(hvd.allreduce(np.array(used_s[label]), op=hvd.Sum)) / count,
-        )
-        for label, parts in blocks.items()
-    }
+    ends = np.cumsum(lengths)[:-1]
+    measured = {}
+    for label, parts in blocks.items():
+        times = hvd.allreduce(np.concatenate(parts), op=hvd.Max)
+        processor_s = float(hvd.allreduce(np.array(used_s[label]), op=hvd.Sum)) / count
+        measured[label] = Measured(times, processor_s, np.array([np.median(part) for part in np.split(times, ends)]))
+    return measured
 
 
 def _lengths(iterations: int) -> list[int]:
