@@ -18,7 +18,7 @@ struct Digest {
   static uint64_t of(const Agreement& agreement) {
     uint64_t hash = mix(agreement.submitted_, agreement.decided_);
     hash = mix(mix(hash, agreement.closings_), agreement.messages_);
-    hash = mix(hash, agreement.is_open_);
+    hash = mix(mix(hash, agreement.opened_), agreement.is_open_);
     for (uint64_t read : agreement.read_) hash = mix(hash, read);
     for (const auto& each : agreement.waiting_) {
       hash = mix(hash, each.is_submitted | each.is_blank << 1 | each.is_carried << 2);
@@ -43,7 +43,7 @@ struct Case {
   int preemptions = explore::kAny;
   int crashes = 0;
   bool has_message = false;  // the root announces one
-  bool has_closing = false;  // the last rank wants one, and the root opens the page again
+  int closings = 0;          // the last rank wants one in each of so many rounds, and the root opens the page again
   bool has_bells = false;    // ranks sleep on bells of their own
   bool carries = false;      // ranks with nothing else in flight carry name 0, but rank 0 not in round 2
   int slots = 2;             // for these
@@ -133,6 +133,7 @@ struct World : Bells {
     std::memset(messages, 0, sizeof messages);
     std::memset(closings, 0, sizeof closings);
     std::memset(carrying, 0, sizeof carrying);
+    std::memset(is_left, 0, sizeof is_left);
     decided = 0;
   }
 
@@ -149,11 +150,13 @@ struct World : Bells {
         submit(rank, name);
         while (take(rank)) {
         }
+        if (is_left[rank]) return;
       }
-      if (plan.has_closing && rank == plan.ranks - 1 && round == 0) agreements[rank]->request_closing();
-      while (is_waiting(rank)) {
+      if (round < plan.closings && rank == plan.ranks - 1) agreements[rank]->request_closing();
+      while (is_waiting(rank, round)) {
         const uint32_t rung = plan.has_bells ? 0 : agreements[rank]->rung();
         if (take(rank)) continue;
+        if (is_left[rank]) return;
         if (plan.has_bells) {
           const uint32_t seen = bells[rank].load();
           if (!agreements[rank]->arm()) bells[rank].sleep(seen, 0);
@@ -198,8 +201,8 @@ struct World : Bells {
   // In each second round no rank has a value for name 0, and rank 0 has none in the others.
   static bool is_blank(int rank, int name, int round) { return name == 0 && (round % 2 == 0 || rank == 0); }
 
-  bool is_waiting(int rank) const {
-    if (messages[rank] < plan.has_message || closings[rank] < plan.has_closing) return true;
+  bool is_waiting(int rank, int round) const {
+    if (messages[rank] < plan.has_message || closings[rank] < std::min(round + 1, plan.closings)) return true;
     return !std::equal(submits[rank], submits[rank] + plan.names, runs[rank]);
   }
 
@@ -239,8 +242,8 @@ struct World : Bells {
     }
     messages[rank] += decision.kind == Kind::kMessage;
     settle(rank);
-    if (decision.kind == Kind::kClose) reopen(rank);
-    return true;
+    if (decision.kind == Kind::kClose) is_left[rank] = !reopen(rank);
+    return !is_left[rank];
   }
 
   // Reads what all ranks have carried.
@@ -263,16 +266,18 @@ struct World : Bells {
   }
 
   // Each rank tells the root that it has closed the page, and the root all ranks that it is open again. In a job they
-  // do so by messages.
-  void reopen(int rank) {
-    ++closings[rank];
+  // do so by messages. False if a rank has crashed.
+  bool reopen(int rank) {
+    const uint32_t count = static_cast<uint32_t>(++closings[rank]);
     carrying[rank] = false;
     if (rank == 0) {
-      for (int other = 1; other < plan.ranks; ++other) wait_for(has_closed[other]);
+      for (int other = 1; other < plan.ranks; ++other) {
+        if (!is_raised(has_closed[other], count)) return false;
+      }
       for (int other = 1; other < plan.ranks; ++other) raise(may_open[other]);
     } else {
       raise(has_closed[rank]);
-      wait_for(may_open[rank]);
+      if (!is_raised(may_open[rank], count)) return false;
     }
     // Messages have an order of their own, so all that was sent before counts now.
     messages[rank] = plan.has_message;
@@ -280,6 +285,18 @@ struct World : Bells {
     settle(rank);
     for (int name = 0; name < plan.names; ++name) {
       if (submits[rank][name] != runs[rank][name]) submit(rank, name);
+    }
+    return true;
+  }
+
+  // After a crash. Messages end then, too.
+  void rescue() {
+    page->abort();
+    for (int rank = 0; rank < plan.ranks && plan.closings > 0; ++rank) {
+      for (Word<uint32_t>* word : {&has_closed[rank], &may_open[rank]}) {
+        word->store(kCrashed);
+        word->wake();
+      }
     }
   }
 
@@ -289,8 +306,11 @@ struct World : Bells {
     word.increment();
     word.wake();
   }
-  void wait_for(Word<uint32_t>& word) {
-    while (word.load() == 0) word.sleep(0, 0);
+  // Waits for that, so many times; false if a rank has crashed.
+  static bool is_raised(Word<uint32_t>& word, uint32_t count) {
+    uint32_t seen = word.load();
+    for (; seen < count; seen = word.load()) word.sleep(seen, 0);
+    return seen < kCrashed;
   }
 
   void settle(int rank) {
@@ -314,11 +334,12 @@ struct World : Bells {
   uint8_t regions[kMostRanks * kRegionBytes];
   shm::Arena arenas[kMostRanks];
   Word<uint64_t> slots[kMostRanks][2];
+  static constexpr uint32_t kCrashed = 1 << 16;
   Word<uint32_t> has_closed[kMostRanks], may_open[kMostRanks], bells[kMostRanks];
   // By rank.
   int submits[kMostRanks][kMostNames], runs[kMostRanks][kMostNames];
   int collected[kMostRanks], taken[kMostRanks], messages[kMostRanks], closings[kMostRanks];
-  bool carrying[kMostRanks];
+  bool carrying[kMostRanks], is_left[kMostRanks];
   uint64_t log[kMostDecisions];
   int decided;
 };
@@ -329,7 +350,7 @@ explore::Outcome explore_case(const Case& plan, explore::Fault fault = explore::
   program.begin = [&] { world.begin(); };
   for (int rank = 0; rank < plan.ranks; ++rank) program.threads.push_back([&world, rank] { world.run(rank); });
   program.crashes = plan.crashes;
-  program.rescue = [&] { world.page->abort(); };
+  program.rescue = [&] { world.rescue(); };
   program.preemptions = plan.preemptions;
   program.stale = plan.stale;
   program.fault = fault;
@@ -346,7 +367,8 @@ void show(const Case& plan, const explore::Outcome& outcome) {
                      limit(plan.preemptions, "preemptions");
   if (plan.crashes > 0) text += ", a crash";
   if (plan.has_message) text += ", a message";
-  if (plan.has_closing) text += ", a closing";
+  if (plan.closings == 1) text += ", a closing";
+  if (plan.closings > 1) text += ", " + std::to_string(plan.closings) + " closings";
   if (plan.has_bells) text += ", bells";
   if (plan.carries) text += ", carried";
   if (plan.is_together) text += " together";
@@ -377,34 +399,45 @@ const std::vector<Case> kSoon = {
     {2, 1, 1, kAny, kAny, 1},
     {2, 1, 1, kAny, kAny, 0, true},
     // All orders.
+    {2, 2, 2, 0},
     {2, 3, 1, 0},
     {2, 2, 1, 0, kAny, 1},
-    {2, 1, 1, 0, kAny, 0, true, true},
+    {2, 1, 1, 0, kAny, 1, true, 1},
+    {2, 1, 2, 0, kAny, 0, false, 2},
     // More, with few preemptions and stale reads, which suffice for most faults.
-    {2, 1, 1, 2, 3, 0, true, true},
-    {2, 1, 2, 2, 3, 0, false, false, true},
-    {3, 1, 2, 0, 3, 0, false, false, true},
+    {2, 1, 1, 2, 3, 0, true, 1},
+    {2, 1, 2, 2, 3, 0, false, 0, true},
+    {3, 1, 2, 0, 3, 0, false, 0, true},
     {3, 2, 2, 0, 3},
+    {3, 2, 1, 0, 2, 1},
+    {3, 1, 2, 0, 3, 0, false, 2},
     {2, 4, 1, 0, 4},
-    {2, 1, 4, 0, kAny, 0, false, false, false, true},
-    {2, 1, 3, 2, 3, 0, false, false, false, true},
-    {3, 1, 4, 0, 2, 0, false, false, false, true},
-    {2, 1, 2, 0, 3, 0, false, false, false, true, 2, 3},
-    {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 2},
-    {3, 1, 1, 0, 2, 0, false, false, false, true, 2, 3},
-    {2, 2, 3, 0, 4, 0, false, false, false, true, 2, 0, true},
-    {2, 3, 2, 1, 3, 0, false, true, false, true, 2, 0, true},
-    {3, 2, 1, 0, 2, 0, false, false, false, true, 2, 0, true},
-    {2, 1, 3, 0, 4, 0, false, false, false, true, 2, 1, false, 3},
-    {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 1, false, 3},
-    {3, 1, 2, 0, 2, 0, false, false, false, true, 2, 1, false, 7},
-    {2, 1, 3, 0, 3, 0, false, false, false, true, 2, 1, false, 1},
-    {2, 1, 2, 0, 3, 0, false, false, false, true, 2, 1, false, 0},
+    {2, 1, 4, 0, kAny, 0, false, 0, false, true},
+    {2, 1, 3, 2, 3, 0, false, 0, false, true},
+    {3, 1, 4, 0, 2, 0, false, 0, false, true},
+    {2, 1, 2, 0, 3, 0, false, 0, false, true, 2, 3},
+    {2, 1, 2, 1, 3, 0, false, 0, false, true, 2, 2},
+    {3, 1, 1, 0, 2, 0, false, 0, false, true, 2, 3},
+    {2, 2, 3, 0, 4, 0, false, 0, false, true, 2, 0, true},
+    {2, 3, 2, 1, 3, 0, false, 1, false, true, 2, 0, true},
+    {3, 2, 1, 0, 2, 0, false, 0, false, true, 2, 0, true},
+    {2, 1, 3, 0, 4, 0, false, 0, false, true, 2, 1, false, 3},
+    {2, 1, 2, 1, 3, 0, false, 0, false, true, 2, 1, false, 3},
+    {3, 1, 2, 0, 2, 0, false, 0, false, true, 2, 1, false, 7},
+    {2, 1, 3, 0, 3, 0, false, 0, false, true, 2, 1, false, 1},
+    {2, 1, 2, 0, 3, 0, false, 0, false, true, 2, 1, false, 0},
 };
 
-// A minute on an idle core.
+// Two minutes on an idle core.
 const std::vector<Case> kLong = {
-    {2, 2, 2, 0}, {2, 2, 1, 0, kAny, 0, true, true}, {3, 1, 1, 0}, {2, 2, 2, 2, 3}, {3, 2, 2, 0, 4},
+    // All orders.
+    {2, 2, 2, 0, kAny, 1},
+    {3, 1, 1, 0, kAny, 1},
+    {2, 2, 1, 0, kAny, 1, false, 1},
+    {2, 2, 1, 0, kAny, 0, true, 1},
+    // More, with few preemptions and stale reads.
+    {2, 2, 2, 2, 3},
+    {3, 2, 2, 0, 4},
 };
 
 void test_that_faults_are_found() {
@@ -415,12 +448,12 @@ void test_that_faults_are_found() {
     show(plan, outcome);
     CHECK(!outcome.fault.empty());
   }
-  const Case with_one_slot = {2, 1, 4, 0, kAny, 0, false, false, false, true, 1};
+  const Case with_one_slot = {2, 1, 4, 0, kAny, 0, false, 0, false, true, 1};
   const explore::Outcome outcome = explore_case(with_one_slot);
   show(with_one_slot, outcome);
   CHECK(!outcome.fault.empty());
-  const Case in_parts = {2, 1, 1, 1, 4, 0, false, false, false, true, 2, 3};
-  const Case shared = {2, 1, 2, 1, 3, 0, false, false, false, true, 2, 1, false, 3};
+  const Case in_parts = {2, 1, 1, 1, 4, 0, false, 0, false, true, 2, 3};
+  const Case shared = {2, 1, 2, 1, 3, 0, false, 0, false, true, 2, 1, false, 3};
   for (const Case& each : {in_parts, shared}) {
     for (Fault fault : {Fault::kNoFence, Fault::kNoWake}) {
       const explore::Outcome found = explore_case(each, fault);
