@@ -48,6 +48,7 @@ _FEW: Final = 16
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
 _MOST_SHARED: Final = 16 << 20  # a call should not take longer than about a millisecond
+_LEAST_STAGED: Final = 32 << 10
 _STAGINGS: Final = (1 << 20, 4 << 20)  # made when needed; longer tensors take as long in the plane, or less
 ALIGNMENT: Final = 64  # of each tensor of a call, in bytes
 _LINE: Final = 128
@@ -185,14 +186,16 @@ class Page:
         If there is too little memory, there will be none.
         """
         arena = self._arena
-        if arena is None or not self._most_staged < nbytes <= _STAGINGS[-1]:
+        if arena is None or self.most_bytes_shared == 0:
+            return
+        if not _LEAST_STAGED <= nbytes <= _STAGINGS[-1] or nbytes <= self._most_staged:
             return
         index, size = next(each for each in enumerate(_STAGINGS) if nbytes <= each[1])
         with suppress(MemoryError):
             block = arena.allocate(size + mmap.PAGESIZE)
             self._stagings.append(block)  # for good: another thread may do the same, and a call may use it
             address = block.__array_interface__["data"][0]
-            status = self._library.hvd_page_stage(self.handle, index, address, self.most_bytes_alone, size)
+            status = self._library.hvd_page_stage(self.handle, index, address, _LEAST_STAGED - 1, size)
             native.check(status, "staging tensors")
             self._most_staged = max(self._most_staged, size)
 

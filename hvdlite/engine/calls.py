@@ -216,7 +216,7 @@ class Calls:
         is_long = len(found) == 1 and most < taken <= page.most_bytes_shared and found[0][1].native.is_everything
         if len(found) == len(requests) and (taken <= most or is_long):
             prepared = self._place(prepared, found)._replace(is_long=bool(is_long))
-            if is_long:
+            if len(found) == 1 and found[0][1].native.is_everything:
                 page.stage(found[0][1].nbytes)
         if len(self._prepared) >= 2 * page.names:  # of names that the cache has forgotten
             self._prepared.clear()

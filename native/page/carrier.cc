@@ -76,13 +76,15 @@ hvd_status Carrier::stage(int32_t index, uint8_t* staging, uint64_t more_than, u
 
 void Carrier::put_first(const Carried& carried) noexcept {
   is_sharing_ = false;
-  if (header_of(carried) != 0) {
-    Header own = {};
-    is_sharing_ = share(carried.tensors[0], &own);
-    own.is_shared = is_sharing_;
-    header(own_) = own;
-  }
+  chosen_ = nullptr;
+  if (header_of(carried) == 0) return put(carried, 0);
+  const int64_t began_ns = monotonic_ns();
+  Header own = {};
+  is_sharing_ = share(carried.tensors[0], &own);
+  own.is_shared = is_sharing_;
+  header(own_) = own;
   if (!is_sharing_) put(carried, 0);
+  put_ns_ = monotonic_ns() - began_ns;
 }
 
 // Shares are whole cache lines, but for that of the last rank.
@@ -103,6 +105,9 @@ bool Carrier::share(const hvd_carried& tensor, Header* own) noexcept {
   for (Staging& each : stagings_) {
     uint8_t* address = each.address.load(std::memory_order_acquire);
     if (address == nullptr || tensor.bytes <= each.more_than || tensor.bytes > each.bytes) continue;
+    Choice& choice = choice_for(tensor.bytes);
+    if (own_ == 0) chosen_ = &choice;
+    if (!choice.is_first()) return false;
     const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
     // Half a page off: a core takes a load for one of an earlier store that is a multiple of pages away.
     address += ((reinterpret_cast<uint64_t>(in) + kStagingSlack / 2) % kStagingSlack) & ~uint64_t{63};
@@ -135,7 +140,10 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
   const uint64_t slot_bytes = static_cast<uint64_t>(page_.geometry().slot_bytes), bytes = room_of(carried);
   const uint64_t parts = bytes == 0 ? 1 : (bytes + slot_bytes - 1) / slot_bytes;
   if (stage_ == Stage::kFirst) {
+    began_ns_ = monotonic_ns();
     if (hvd_status status = choose(carried)) return status;
+  } else {
+    chosen_ = nullptr;  // it has been interrupted
   }
   if (stage_ == Stage::kReducing) {
     if (hvd_status status = reduce_share(carried.tensors[0], until_ns)) return status;
@@ -157,7 +165,7 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
       std::memcpy(out + end, staged_ + end, tensor.bytes - end);
     }
     ++number_;
-    stage_ = Stage::kFirst;
+    finish(carried);
     is_sharing_ = false;
     return HVD_OK;
   }
@@ -174,14 +182,24 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
     if (++part_ == parts) break;
   }
   part_ = 0;
-  stage_ = Stage::kFirst;
+  finish(carried);
   return HVD_OK;
+}
+
+void Carrier::finish(const Carried& carried) noexcept {
+  stage_ = Stage::kFirst;
+  if (chosen_ != nullptr) {
+    const int64_t bytes = static_cast<int64_t>(carried.tensors[0].bytes);
+    chosen_->took((put_ns_ + monotonic_ns() - began_ns_) * 4096 / bytes);
+  }
+  chosen_ = nullptr;
 }
 
 // Chooses how the tensors move, which is the same on all ranks.
 hvd_status Carrier::choose(const Carried& carried) noexcept {
   stage_ = Stage::kParts;
   if (header_of(carried) == 0) return HVD_OK;
+  if (own_ != 0) choice_for(carried.tensors[0].recipe->bytes).follow(header(0).is_shared != 0);
   int32_t sharing = 0;
   for (int32_t rank = 0; rank < page_.geometry().size; ++rank) sharing += header(rank).is_shared != 0;
   if (sharing == page_.geometry().size) {

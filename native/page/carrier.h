@@ -13,7 +13,9 @@
 // and the result is there once all have. If only some share it, all put everything into slots, from the next part on.
 //
 // A tensor in other memory is shared by way of *staging* memory, which all ranks have mapped: a rank copies there what
-// others reduce, and from there what others have reduced. It reduces its own share where the tensor is.
+// others reduce, and from there what others have reduced. It reduces its own share where the tensor is. That takes less
+// time than slots where cores read quickly what others have just written, and more where they do not. A machine may
+// change from one to the other. So rank 0 chooses, by the times of both, and the others do what it did the last time.
 
 #pragma once
 
@@ -24,6 +26,7 @@
 
 #include "hvdlite.h"
 #include "kernels/spin.h"
+#include "page/choice.h"
 #include "page/page.h"
 #include "shm/memory/arena.h"
 
@@ -94,6 +97,8 @@ class Carrier {
   enum class Stage { kFirst, kParts, kPartsOfAll, kReducing, kReduced };
 
   bool share(const hvd_carried& tensor, Header* own) noexcept;
+  Choice& choice_for(uint64_t bytes) noexcept { return choices_[63 - __builtin_clzll(bytes)]; }
+  void finish(const Carried& carried) noexcept;
   Share own_share(const hvd_carried& tensor) const noexcept;
   Header& header(int32_t rank) noexcept { return *reinterpret_cast<Header*>(page_.slot(rank, number_)); }
   hvd_status choose(const Carried& carried) noexcept;
@@ -114,6 +119,9 @@ class Carrier {
   uint64_t reduced_ = 0;       // bytes of the own share
   uint8_t* staged_ = nullptr;  // where the tensor that is shared is staged, if it is
   Staging stagings_[kStagings];
+  Choice choices_[64];        // whether to stage a tensor; by the binary logarithm of its bytes
+  Choice* chosen_ = nullptr;  // on rank 0, if the call is to tell it how long it took
+  int64_t put_ns_ = 0, began_ns_ = 0;
   shm::Arena* arena_ = nullptr;
   std::vector<int32_t> regions_;  // of each rank
   std::vector<const void*> inputs_;

@@ -19,7 +19,7 @@
 namespace hvd::page {
 
 // From so many bytes on a tensor may be shared (carrier.h).
-constexpr uint64_t kLeastShared = 64 << 10;
+constexpr uint64_t kLeastShared = 32 << 10;
 
 template <class T>
 class Word {

@@ -18,6 +18,7 @@ from tests.harness.patience import until
 from tests.harness.processes import ProcessRanks
 
 _LENGTHS = (8_192, 16_383, 16_384, 20_001, 131_072, 300_001)
+_OFTEN = 131_072  # so that it is staged in some calls, and moves in parts in others
 _ALL = 0xFF
 
 
@@ -42,7 +43,7 @@ def _sums(shared: int) -> tuple[list[bytes], int]:
         for dtype, op in (("float32", hvd.Sum), ("float64", hvd.Average), ("int16", hvd.Max), ("float16", hvd.Sum)):
             for length in _LENGTHS:
                 array = _array(shared, length, dtype)
-                for step in range(3):
+                for step in range(20 if length == _OFTEN else 3):
                     array[:] = values[step : step + length]
                     hvd.allreduce_(array, name=f"{dtype} {length}", op=op, prescale_factor=0.5 if op == hvd.Sum else 1)
                     results.append(array.tobytes())
@@ -111,7 +112,7 @@ def _loses_one(is_staged: bool) -> tuple[int, bool]:
     """Rank 2 stays away from a call in which the others have shared their tensors."""
     hvd.init()
     array = np.empty(200_000, np.float32) if is_staged else hvd.shared_empty(200_000)
-    for _ in range(10):
+    for _ in range(5):  # so few that staging is not compared with parts
         array[:] = 1
         hvd.allreduce_(array, name="a", op=hvd.Sum)
     array[:] = hvd.rank()
