@@ -1,10 +1,10 @@
 """Runs candidates in turns, and times every iteration by its slowest rank.
 
 A machine's speed drifts with clocks, caches and other programs. Candidates therefore take turns, a block of iterations
-each (A B A B ...), so that drift affects all of them alike. A block begins with one iteration on fresh data, whose
-result is checked, then a barrier and the untimed iterations of the warm-up. Timed iterations follow each other back to
-back without a barrier, as in nccl-tests: a barrier's own skew would be as long as a small collective. Ranks start
-together because each waits for the others in the iteration before.
+each, there and back (A B B A ...), so that drift affects all of them alike, and each of them also follows itself. A
+block begins with one iteration on fresh data, whose result is checked, then a barrier and the untimed iterations of the
+warm-up. Timed iterations follow each other back to back without a barrier, as in nccl-tests: a barrier's own skew would
+be as long as a small collective. Ranks start together because each waits for the others in the iteration before.
 
 The time of an iteration is the longest that any rank took for it; medians and the like are over iterations. Processor
 time is that of all ranks and their threads, of the timed iterations and the warm-up alike.
@@ -100,8 +100,8 @@ def measure(
     blocks: dict[str, list[Times]] = {candidate.label: [] for candidate in candidates}
     used_s = dict.fromkeys(blocks, 0.0)
     lengths = _lengths(iterations)
-    for length in lengths:
-        for candidate in candidates:
+    for number, length in enumerate(lengths):
+        for candidate in candidates if number % 2 == 0 else reversed(candidates):
             _require_right(candidate)
             hvd.barrier()
             used_before = candidate.processor_s()
