@@ -8,54 +8,21 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.engine.calls import Calls
-from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind
 from tests.harness import pause_at, process_ranks, reached
+from tests.harness.blocking import Counted
 from tests.harness.processes import ProcessRanks
 
 _DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
 _LENGTHS = (0, 1, 3, 1000, 2048, 4096, 4097, 20_000, 70_001)
 _OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
-
-
-class _Counted:
-    """Counts the calls of this process that were done, and left, while it lasts."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        finish, adopt = Calls._finish, Calls.settle
-
-        def counted_finish(calls: Calls, entries: Sequence[Entry[Any]], *arguments: Any) -> None:
-            self.counts["done"] += 1
-            self.counts[f"{len(entries)} tensors"] += 1
-            self.counts[str(entries[0].request.kind)] += 1
-            finish(calls, entries, *arguments)
-
-        def counted_settle(calls: Calls) -> None:
-            before = len(calls._current)
-            adopt(calls)
-            self.counts["left"] += before > len(calls._current)
-
-        self._patches = [patch.object(Calls, "_finish", counted_finish), patch.object(Calls, "settle", counted_settle)]
-
-    def __enter__(self) -> Counter[str]:
-        for each in self._patches:
-            each.start()
-        return self.counts
-
-    def __exit__(self, *details: object) -> None:
-        for each in self._patches:
-            each.stop()
 
 
 def _mine(dtype: str, length: int, rank: int) -> Any:
@@ -68,7 +35,7 @@ def _mine(dtype: str, length: int, rank: int) -> Any:
 def _all_types_and_sizes() -> tuple[list[bytes], Counter[str]]:
     hvd.init()
     results = []
-    with _Counted() as counts:
+    with Counted() as counts:
         for dtype in _DTYPES:
             for length in _LENGTHS:
                 for name, op in _OPS.items():
@@ -120,7 +87,7 @@ def _all_kinds() -> tuple[list[bytes], Counter[str]]:
         found = result if isinstance(result, tuple) else (result,)
         results.extend(each.tobytes() + repr((each.shape, each.dtype)).encode() for each in found)
 
-    with _Counted() as counts:
+    with Counted() as counts:
         for rows, columns in ((0, 3), (1, 1), (5, 3), (40, 100), (200, 100), (400, 100), (2000, 100)):
             for root in range(min(size, 2)):
                 of = f"{rows} {columns} {root}"
@@ -164,7 +131,7 @@ def _all_groups() -> tuple[list[bytes], Counter[str]]:
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     results = []
-    with _Counted() as counts:
+    with Counted() as counts:
         for lengths in ((), (7,), (0, 5, 0), (1, 2, 3, 1000), (4097, 1, 30_000), (70_001, 5, 200_000), (3,) * 300):
             mine = [_mine(_DTYPES[number % 7], length, rank) for number, length in enumerate(lengths)]
             even = [np.repeat(each, size) for each in mine]
@@ -200,7 +167,7 @@ def _rows_that_change() -> Counter[str]:
     """One rank gathers another number of rows now and then: on the others the request is the same object."""
     hvd.init()
     size = hvd.size()
-    with _Counted() as counts:
+    with Counted() as counts:
         for step in range(60):
             rows = step // 7 % 3 if hvd.rank() == 0 else 2
             found = hvd.allgather(np.full((rows, 2), hvd.rank()), name="a")
@@ -289,7 +256,7 @@ def _mixed(seed: int) -> Counter[str]:
             forms = [3, 3, 4] if step % 4 == 3 else [0, 0, 1, 2]
             call(name, step, chance.choice(forms if step % 30 < 15 else forms[:2]))  # then all ranks make calls
 
-    with _Counted() as counts:
+    with Counted() as counts:
         for alone in range(2):
             threads = [threading.Thread(target=call_all, args=(f"of thread {number}",)) for number in range(2)]
             if alone:
@@ -326,7 +293,7 @@ def _without_names(seed: int) -> Counter[str]:
             assert tensor.tolist() == [expected] * len(tensor)
         pending.clear()
 
-    with _Counted() as counts:
+    with Counted() as counts:
         for step in range(400):
             length, name = together.choice([1, 3, 200]), together.choice([None, None, None, "named"])
             kind = together.choice(["allreduce", "broadcast", "reduce"])
@@ -391,7 +358,7 @@ def test_different_calls_without_names_are_a_mismatch(count: int) -> None:
 
 def _changing() -> Counter[str]:
     """A name whose tensor changes, a name with less storage than its tensor, a session that begins again, a fork."""
-    with _Counted() as counts:
+    with Counted() as counts:
         for _ in range(3):
             hvd.init()
             for length in (3, 3, 5, 5, 3, 3):
@@ -432,7 +399,7 @@ def test_what_changes_between_calls_is_noticed() -> None:
 
 def _with_joins() -> Counter[str]:
     hvd.init()
-    with _Counted() as counts:
+    with Counted() as counts:
         for epoch in range(3):
             for step in range(5 + 10 * hvd.rank()):
                 total = hvd.allreduce(np.ones(10), name="loss", op=hvd.Sum)
