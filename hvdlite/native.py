@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,7 @@ class Reduction(ctypes.Structure):
 class Spin(ctypes.Structure):
     """State that decides, from earlier waits, whether a thread spins before it sleeps."""
 
-    _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint32))
+    _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint16), ("is_near", c_uint16))
 
 
 class Decision(ctypes.Structure):

@@ -165,8 +165,9 @@ class Settings:
     shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
     spin: float = _setting(
         -1.0,
-        "how long a waiting rank spins before it sleeps; spins that keep failing become rare; negative: as long as a "
-        "wake-up takes on its host, 50 to 2000, or 0 with more ranks than cores; those yield to each other",
+        "how long a waiting rank spins before it sleeps; spins that keep failing become rare, and after a short sleep "
+        "a call spins for four times as long; negative: as long as a wake-up takes on its host, 50 to 2000, or 0 with "
+        "more ranks than cores; those yield to each other",
         unit="µs",
         at_least=-1,
     )

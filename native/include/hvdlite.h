@@ -92,11 +92,13 @@ HVD_API int64_t hvd_wakeup_ns(void);
 
 // Decides whether a thread spins before it sleeps. `most_ns`: for how long; negative: for how much of its processor
 // time it yields to other threads instead, where it can. `vain`: waits in a row that spinning did not end. `is_idle`:
-// the last wait timed out, and no wait spins until one succeeds. Both begin with 0.
+// the last wait timed out, and no wait spins until one succeeds. `is_near`: the last wait slept, but not for long, so
+// the next one may spin for longer. All begin with 0.
 typedef struct {
   int64_t most_ns;
   uint32_t vain;
-  uint32_t is_idle;
+  uint16_t is_idle;
+  uint16_t is_near;
 } hvd_spin;
 
 // Waits until one of two descriptors is readable, at most `timeout_ms`, without a limit if that is negative. Returns

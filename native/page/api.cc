@@ -60,7 +60,7 @@ constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves them for lon
 }  // namespace
 
 struct hvd_page {
-  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns) : bells_of_ranks(bells, size), spin{spin_ns, 0, 0} {}
+  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns) : bells_of_ranks(bells, size), spin{spin_ns, 0, 0, 0} {}
 
   // The holder, behind the number of calls that have begun.
   static constexpr int kHolderBits = 2;
@@ -164,16 +164,22 @@ enum class Wait { kDecided, kOver, kTimeout };
 Wait await(hvd_page* page, int64_t until_ns, bool is_resumed) {
   Agreement& agreement = *page->agreement;
   bool is_over = false, may_spin = !is_resumed;
+  int64_t slept_at_ns = 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
     if (agreement.next_carried(&page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
-    if (page->call_decision.kind != Kind::kNone) return Wait::kDecided;
+    if (page->call_decision.kind != Kind::kNone) {
+      if (slept_at_ns != 0) hvd::note_sleep(&page->spin, hvd::monotonic_ns() - slept_at_ns);
+      return Wait::kDecided;
+    }
     if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
     if (may_spin) {
       may_spin = false;
       if (hvd::spin_until(&page->spin, [&] { return agreement.has_decision() || page->is_wanted; })) continue;
     }
-    if (hvd::monotonic_ns() >= until_ns) return Wait::kTimeout;
+    const int64_t now_ns = hvd::monotonic_ns();
+    if (now_ns >= until_ns) return Wait::kTimeout;
+    if (slept_at_ns == 0) slept_at_ns = now_ns;
     agreement.sleep(rung, until_ns);
   }
 }

@@ -269,6 +269,7 @@ hvd_status Carrier::look() noexcept {
 hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
   Line& line = page_.line(own_);
   bool may_spin = true;
+  int64_t slept_at_ns = 0;
   for (;;) {
     const uint32_t rung = line.bell.load();
     hvd_status status = look();
@@ -276,8 +277,13 @@ hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
       may_spin = false;
       spin_until(spin, [&] { return (status = look()) != HVD_BUSY; });
     }
-    if (status != HVD_BUSY) return status;
-    if (monotonic_ns() >= until_ns) return HVD_BUSY;
+    if (status != HVD_BUSY) {
+      if (slept_at_ns != 0) note_sleep(spin, monotonic_ns() - slept_at_ns);
+      return status;
+    }
+    const int64_t now_ns = monotonic_ns();
+    if (now_ns >= until_ns) return HVD_BUSY;
+    if (slept_at_ns == 0) slept_at_ns = now_ns;
     line.is_asleep.store(1);
     fence();  // before the last look
     if (look() == HVD_BUSY) line.bell.sleep(rung, until_ns);

@@ -192,7 +192,7 @@ void test_carried(int32_t size) {
   Ranks ranks({size, 256, kSlotBytes});
   ranks.run([&](int32_t rank, Agreement& agreement) {
     Carrier carrier(ranks.page, rank);
-    hvd_spin spin = {rank % 2 * 20'000, 0, 0};
+    hvd_spin spin = {rank % 2 * 20'000, 0, 0, 0};
     for (uint32_t round = 0; round < 2000; ++round) {
       const bool is_carried = round % 7 != static_cast<uint32_t>(rank);
       std::deque<Gathered> gathered;
@@ -432,7 +432,7 @@ void test_shared(int32_t size, uint32_t staging) {
     CHECK(carrier.stage(kStagings, arena.own(), 0, 1) == HVD_INVALID);
     CHECK(carrier.stage(0, arena.own(), 0, Arenas::kRegionBytes) == HVD_INVALID);
     if (stages) CHECK(carrier.stage(1, arena.own() + Arenas::kRegionBytes / 2, 70'000, 100'000) == HVD_OK);
-    hvd_spin spin = {rank % 2 * 20'000, 0, 0};
+    hvd_spin spin = {rank % 2 * 20'000, 0, 0, 0};
     for (uint32_t round = 0; round < 60; ++round) {
       constexpr uint64_t kCounts[] = {100, 16'384, 16'391, 25'000};
       constexpr uint32_t kSharing[] = {0xff, 0, 0xff, 1, 0xfe};

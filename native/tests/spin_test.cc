@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMost = 1000;
 
 void test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back() {
-  hvd_spin spin = {kMost, 0, 0};
+  hvd_spin spin = {kMost, 0, 0, 0};
   int spun = 0;
   for (int wait = 0; wait < 3 + 16 * 10; ++wait) {
     CHECK(hvd::spin_ns(spin) == 0 || hvd::spin_ns(spin) == kMost);
@@ -29,7 +29,7 @@ void test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back() {
 }
 
 void test_waits_spin_again_after_some_in_vain() {
-  hvd_spin spin = {kMost, 0, 0};
+  hvd_spin spin = {kMost, 0, 0, 0};
   int spun = 0;
   for (int wait = 0; wait < 3 + 16 * 10; ++wait) {
     bool has_looked = false;
@@ -42,7 +42,7 @@ void test_waits_spin_again_after_some_in_vain() {
 }
 
 void test_who_yields_looks_at_least_once_and_sees_what_a_thread_on_the_same_core_does() {
-  hvd_spin spin = {-1, 0, 0};
+  hvd_spin spin = {-1, 0, 0, 0};
   int looks = 0;
   CHECK(!hvd::spin_until(&spin, [&] { return ++looks, false; }));
   CHECK(looks == 1 && spin.vain == 1);
@@ -62,17 +62,42 @@ void test_who_yields_looks_at_least_once_and_sees_what_a_thread_on_the_same_core
 }
 
 void test_one_wait_of_few_that_a_spin_ends_keeps_it() {
-  hvd_spin spin = {kMost, 0, 0};
+  hvd_spin spin = {kMost, 0, 0, 0};
   for (int wait = 0; wait < 100; ++wait) {
     CHECK(hvd::spin_ns(spin) == kMost);
     hvd::note_wait(&spin, wait % 3 == 2);
   }
 }
 
+void test_after_a_short_sleep_waits_spin_for_longer_while_that_is_needed() {
+  constexpr int64_t kLong = 20'000'000;
+  hvd_spin spin = {kLong, 100, 0, 0};
+  CHECK(hvd::spin_ns(spin) == 0);
+  hvd::note_sleep(&spin, 2 * kLong);
+  CHECK(hvd::spin_ns(spin) == hvd::kNear * kLong);
+  for (int wait = 0; wait < 2; ++wait) {
+    const int64_t ends_at = hvd::monotonic_ns() + kLong + kLong / 10;
+    CHECK(hvd::spin_until(&spin, [&] { return hvd::monotonic_ns() >= ends_at; }));
+    CHECK(hvd::spin_ns(spin) == hvd::kNear * kLong);
+  }
+  CHECK(hvd::spin_until(&spin, [] { return true; }));
+  CHECK(hvd::spin_ns(spin) == kLong);
+
+  spin.most_ns = kMost;
+  hvd::note_sleep(&spin, 2 * kMost);
+  CHECK(!hvd::spin_until(&spin, [] { return false; }));
+  CHECK(hvd::spin_ns(spin) == kMost);
+  hvd::note_sleep(&spin, hvd::kNear * kMost);
+  CHECK(hvd::spin_ns(spin) == kMost);
+  spin.most_ns = -kMost;
+  hvd::note_sleep(&spin, 1);
+  CHECK(hvd::spin_ns(spin) == -kMost);
+}
+
 void test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes() {
   int ends[2];
   CHECK(pipe(ends) == 0);
-  hvd_spin spin = {kMost, 0, 0};
+  hvd_spin spin = {kMost, 0, 0, 0};
   CHECK(hvd_spin_poll(&spin, ends[0], -1, 1) == 0);
   CHECK(hvd::spin_ns(spin) == 0);
   CHECK(hvd_spin_poll(&spin, ends[0], -1, 1) == 0);
@@ -93,5 +118,6 @@ int main() {
   test_waits_spin_again_after_some_in_vain();
   test_who_yields_looks_at_least_once_and_sees_what_a_thread_on_the_same_core_does();
   test_one_wait_of_few_that_a_spin_ends_keeps_it();
+  test_after_a_short_sleep_waits_spin_for_longer_while_that_is_needed();
   test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes();
 }
