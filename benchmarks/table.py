@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,16 +57,20 @@ def render(page: str, rows: Iterable[Row], measured: Circumstances) -> str:
     head, _, _ = page.partition(_BEGIN)
     groups = _groups(rows)
     lines = [
-        f"Median times of one run of `make bench-table` on {measured.date}, with hvdlite {hvdlite.__version__}: "
-        f"{measured.processor}, {measured.cores} cores, load average {measured.load:.1f} with the ranks"
-        f"{measured.note and f'; {measured.note}'}. Tensors are float32 and reduced in place. The fastest time of each "
-        "line is bold.",
+        _paragraph(
+            f"Median times of one run of `make bench-table` on {measured.date}, with hvdlite {hvdlite.__version__}: "
+            f"{measured.processor}, {measured.cores} cores, load average {measured.load:.1f} with the ranks"
+            f"{measured.note and f'; {measured.note}'}. Tensors are float32 and reduced in place. The fastest time of "
+            "each line is bold."
+        ),
         "",
         *_heading(),
         *map(_line, groups),
         "",
-        f"Of the same runs: hvdlite's time over another's, as the median of {BLOCKS} ratios of blocks that took turns, "
-        "and its 95 % interval. *MPI* is the fastest of the line: oneCCL, Intel MPI, Open MPI, or MPICH.",
+        _paragraph(
+            f"Of the same runs: hvdlite's time over another's, as the median of {BLOCKS} ratios of blocks that took "
+            "turns, and its 95 % interval. *MPI* is the fastest of the line: oneCCL, Intel MPI, Open MPI, or MPICH."
+        ),
         "",
         "| ranks | | hvdlite / Gloo | hvdlite / MPI | `shared_empty` / Gloo | `shared_empty` / MPI |",
         "|---|---|---|---|---|---|",
@@ -77,6 +82,10 @@ def render(page: str, rows: Iterable[Row], measured: Circumstances) -> str:
         *(_line(group, _spread) for group in groups if _is_call(group)),
     ]
     return f"{head}{_BEGIN}\n" + "\n".join(lines) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 130, break_on_hyphens=False)
 
 
 def _heading() -> list[str]:

@@ -114,7 +114,7 @@ def _measure_targets(entrants: Mapping[str, Entrant], iterations: int | None, wa
 def _cell(peers: Sequence[str], bounds: Callable[[Target], Bounds]) -> Callable[[Row, Group], str]:
     """The speed-up over the best of ``peers``, with the bound for the memory of the row.
 
-    A bound is missed if the 95 % interval of the speed-up lies wholly below it.
+    A bound is missed if the 95 % interval of the speed-up lies wholly below it, and ≈ if only the median does.
     """
 
     def text(row: Row, group: Group) -> str:
@@ -129,7 +129,8 @@ def _cell(peers: Sequence[str], bounds: Callable[[Target], Bounds]) -> Callable[
         if bound is None:
             return f"{speed_up:.2f}×{name}"
         most = 1 / min(ratio.interval or (ratio.median,))
-        return f"{speed_up:.2f}×{name} ({'≥' if most >= bound else 'missed'} {bound:g})"
+        verdict = "≥" if speed_up >= bound else "≈" if most >= bound else "missed"
+        return f"{speed_up:.2f}×{name} ({verdict} {bound:g})"
 
     return text
 

@@ -88,7 +88,7 @@ SWEEP = (
 )  # fmt: skip
 TIMING = (
     click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
-                 help=f"Timed iterations. [default: 10 to 500 by size; {STEPS} steps]"),
+                 help=f"Timed iterations. [default: 15 to 500 by size; {STEPS} steps]"),
     click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                  help="Untimed iterations before every block of timed ones."),
 )  # fmt: skip

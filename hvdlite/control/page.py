@@ -44,7 +44,7 @@ _ALL_SLOTS_BYTES: Final = 768 << 10
 _IF_CROWDED: Final = 512 << 10  # the same for more ranks than _FEW, so that the page has room for names
 _FEW: Final = 16
 # Parts of what a call moves; only one where ranks only sleep to wait, since each part is a wait. One tensor of more
-# parts than _MOST_ALONE takes less time in a data plane, where ranks share the reduction; many tensors do not.
+# parts than _MOST_ALONE (kMostParts of carrier.h) takes less time where ranks share the reduction; many tensors do not.
 _MOST_PARTS: Final = 11
 _MOST_ALONE: Final = 6
 _MOST_SHARED: Final = 16 << 20  # a call should not take longer than about a millisecond
@@ -166,12 +166,13 @@ class Page:
 
     def attach_arena(self, regions: Regions) -> None:
         """Lets calls reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""
+        if self.most_bytes_alone <= _slot_bytes(self.size):
+            return  # each wait is a sleep, and to share a tensor takes one more than to copy it
         numbers = np.array(regions.numbers, np.int32)
         status = self._library.hvd_page_use_arena(self.handle, regions.arena.handle, numbers.ctypes.data)
         native.check(status, "using the arena")
         self._arena = regions.arena
-        if self.most_bytes_alone > _slot_bytes(self.size):  # else each wait would be a sleep
-            self.most_bytes_shared = _MOST_SHARED
+        self.most_bytes_shared = _MOST_SHARED
 
     def shares(self, source: int, target: int, nbytes: int) -> bool:
         """True if other ranks can reduce a tensor of ``nbytes`` at ``source``, and write its result to ``target``."""
@@ -186,7 +187,7 @@ class Page:
         If there is too little memory, there will be none.
         """
         arena = self._arena
-        if arena is None or self.most_bytes_shared == 0:
+        if arena is None or self.size == 1:
             return
         if not _LEAST_STAGED <= nbytes <= _STAGINGS[-1] or nbytes <= self._most_staged:
             return

@@ -249,7 +249,7 @@ HVD_API hvd_status hvd_page_collect(hvd_page* page, const hvd_carried* tensors, 
 typedef struct hvd_arena hvd_arena;
 
 // Sets the arena, in which `regions[r]` belongs to rank r; it is closed after the page. A tensor that all ranks have
-// there is reduced without a copy. One that this rank has elsewhere goes through `staging`, in its region, if it has
+// there is reduced without a copy. One that this rank has elsewhere may go through `staging`, in its region, if it has
 // more than `more_than` bytes and at most `bytes`. Up to two may be given, by `index`, at any time, each with a page
 // more. While hvd_page_is_sharing, peers may be about to write to memory of this rank there, also after its call has
 // failed: see hvd_arena_stop_sharing.

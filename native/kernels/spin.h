@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -26,12 +27,16 @@ namespace hvd {
 int64_t monotonic_ns() noexcept;
 int64_t processor_ns() noexcept;  // of this thread
 
-constexpr int64_t kNear = 4;  // times as long as other waits, one after a short sleep may spin
+// For how long a wait after a short sleep may spin.
+inline int64_t near_ns(const hvd_spin& spin) noexcept {
+  constexpr int64_t kMostNs = 1'000'000;  // calls are to end within a few milliseconds
+  return std::max(spin.most_ns, std::min(4 * spin.most_ns, kMostNs));
+}
 
 // The time for which the next wait may spin; 0: not at all; negative: for which it may yield.
 inline int64_t spin_ns(const hvd_spin& spin) noexcept {
   constexpr uint32_t kInARow = 3, kOneIn = 16;
-  if (spin.is_near != 0) return kNear * spin.most_ns;
+  if (spin.is_near != 0) return near_ns(spin);
   const bool is_worth_it = spin.vain < kInARow || spin.vain % kOneIn == 0;
   return is_worth_it && spin.is_idle == 0 ? spin.most_ns : 0;
 }
@@ -41,11 +46,9 @@ inline void note_wait(hvd_spin* spin, bool is_spin_enough) noexcept {
   spin->vain = is_spin_enough ? 0 : spin->vain + 1;
 }
 
-// To be called after a wait that slept for `slept_ns`, and succeeded. Does nothing for one that yields: it need not be
-// woken while its peers use the core.
-inline void note_sleep(hvd_spin* spin, int64_t slept_ns) noexcept {
-  spin->is_near = slept_ns < (kNear - 1) * spin->most_ns;
-}
+// To be called after a wait that slept, and succeeded `waited_ns` after it had begun. Who yields is never near: it need
+// not be woken while its peers use the core.
+inline void note_sleep(hvd_spin* spin, int64_t waited_ns) noexcept { spin->is_near = waited_ns < near_ns(*spin); }
 
 // Begins a wait: spins or yields until `look` returns true, for as long as this wait may. True if that ended the wait.
 // The time is read once in `looks`.

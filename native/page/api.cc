@@ -60,7 +60,8 @@ constexpr int64_t kLookNs = 50'000'000;  // how often whoever moves them for lon
 }  // namespace
 
 struct hvd_page {
-  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns) : bells_of_ranks(bells, size), spin{spin_ns, 0, 0, 0} {}
+  hvd_page(const int32_t* bells, int32_t size, int64_t spin_ns)
+      : bells_of_ranks(bells, size), spin{spin_ns, 0, 0, 0}, moving(spin) {}
 
   // The holder, behind the number of calls that have begun.
   static constexpr int kHolderBits = 2;
@@ -95,7 +96,7 @@ struct hvd_page {
 
   // Moves carried tensors that are decided, as `Carrier::move`.
   hvd_status move(const Carried& carried, int64_t until_ns) {
-    const hvd_status status = carrier->move(carried, &spin, until_ns);
+    const hvd_status status = carrier->move(carried, &moving, until_ns);
     if (status != HVD_OK) return status;
     call_decision.kind = Kind::kNone;
     agreement->consume();
@@ -136,7 +137,7 @@ struct hvd_page {
   std::atomic<bool> is_settled{false};  // turns have applied all that they have decided
   uint64_t calls = 0;                   // that are done
   int64_t begun_ns = 0;                 // the latest call
-  hvd_spin spin;                        // of calls
+  hvd_spin spin, moving;                // of calls that wait for a decision, and for parts
 };
 
 namespace {
@@ -164,22 +165,23 @@ enum class Wait { kDecided, kOver, kTimeout };
 Wait await(hvd_page* page, int64_t until_ns, bool is_resumed) {
   Agreement& agreement = *page->agreement;
   bool is_over = false, may_spin = !is_resumed;
-  int64_t slept_at_ns = 0;
+  bool has_slept = false;
+  int64_t began_ns = 0;
   for (;;) {
     const uint32_t rung = agreement.rung();
     if (agreement.next_carried(&page->call_decision, &is_over) != HVD_OK || is_over) return Wait::kOver;
     if (page->call_decision.kind != Kind::kNone) {
-      if (slept_at_ns != 0) hvd::note_sleep(&page->spin, hvd::monotonic_ns() - slept_at_ns);
+      if (has_slept) hvd::note_sleep(&page->spin, hvd::monotonic_ns() - began_ns);
       return Wait::kDecided;
     }
     if (page->is_wanted || page->page.header().aborted.load() != 0) return Wait::kOver;
     if (may_spin) {
       may_spin = false;
+      began_ns = hvd::monotonic_ns();
       if (hvd::spin_until(&page->spin, [&] { return agreement.has_decision() || page->is_wanted; })) continue;
     }
-    const int64_t now_ns = hvd::monotonic_ns();
-    if (now_ns >= until_ns) return Wait::kTimeout;
-    if (slept_at_ns == 0) slept_at_ns = now_ns;
+    if (hvd::monotonic_ns() >= until_ns) return Wait::kTimeout;
+    has_slept = began_ns != 0;
     agreement.sleep(rung, until_ns);
   }
 }

@@ -105,9 +105,12 @@ bool Carrier::share(const hvd_carried& tensor, Header* own) noexcept {
   for (Staging& each : stagings_) {
     uint8_t* address = each.address.load(std::memory_order_acquire);
     if (address == nullptr || tensor.bytes <= each.more_than || tensor.bytes > each.bytes) continue;
-    Choice& choice = choice_for(tensor.bytes);
-    if (own_ == 0) chosen_ = &choice;
-    if (!choice.is_first()) return false;
+    if (tensor.bytes + sizeof(Header) <= kMostParts * static_cast<uint64_t>(page_.geometry().slot_bytes)) {
+      Choice& choice = choice_for(tensor.bytes);
+      if (own_ == 0) chosen_ = &choice;
+      own->way = choice.is_first() ? Way::kStaged : Way::kParts;
+      if (!choice.is_first()) return false;
+    }
     const uint8_t* in = static_cast<const uint8_t*>(tensor.in);
     // Half a page off: a core takes a load for one of an earlier store that is a multiple of pages away.
     address += ((reinterpret_cast<uint64_t>(in) + kStagingSlack / 2) % kStagingSlack) & ~uint64_t{63};
@@ -142,8 +145,6 @@ hvd_status Carrier::move(const Carried& carried, hvd_spin* spin, int64_t until_n
   if (stage_ == Stage::kFirst) {
     began_ns_ = monotonic_ns();
     if (hvd_status status = choose(carried)) return status;
-  } else {
-    chosen_ = nullptr;  // it has been interrupted
   }
   if (stage_ == Stage::kReducing) {
     if (hvd_status status = reduce_share(carried.tensors[0], until_ns)) return status;
@@ -199,7 +200,8 @@ void Carrier::finish(const Carried& carried) noexcept {
 hvd_status Carrier::choose(const Carried& carried) noexcept {
   stage_ = Stage::kParts;
   if (header_of(carried) == 0) return HVD_OK;
-  if (own_ != 0) choice_for(carried.tensors[0].recipe->bytes).follow(header(0).is_shared != 0);
+  const Way way = header(0).way;
+  if (own_ != 0 && way != Way::kNone) choice_for(carried.tensors[0].recipe->bytes).follow(way == Way::kStaged);
   int32_t sharing = 0;
   for (int32_t rank = 0; rank < page_.geometry().size; ++rank) sharing += header(rank).is_shared != 0;
   if (sharing == page_.geometry().size) {
@@ -268,8 +270,8 @@ hvd_status Carrier::look() noexcept {
 
 hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
   Line& line = page_.line(own_);
-  bool may_spin = true;
-  int64_t slept_at_ns = 0;
+  bool may_spin = true, has_slept = false;
+  const int64_t began_ns = monotonic_ns();
   for (;;) {
     const uint32_t rung = line.bell.load();
     hvd_status status = look();
@@ -278,12 +280,11 @@ hvd_status Carrier::await(hvd_spin* spin, int64_t until_ns) noexcept {
       spin_until(spin, [&] { return (status = look()) != HVD_BUSY; });
     }
     if (status != HVD_BUSY) {
-      if (slept_at_ns != 0) note_sleep(spin, monotonic_ns() - slept_at_ns);
+      if (has_slept) note_sleep(spin, monotonic_ns() - began_ns);
       return status;
     }
-    const int64_t now_ns = monotonic_ns();
-    if (now_ns >= until_ns) return HVD_BUSY;
-    if (slept_at_ns == 0) slept_at_ns = now_ns;
+    if (monotonic_ns() >= until_ns) return HVD_BUSY;
+    has_slept = true;
     line.is_asleep.store(1);
     fence();  // before the last look
     if (look() == HVD_BUSY) line.bell.sleep(rung, until_ns);

@@ -16,6 +16,7 @@
 // others reduce, and from there what others have reduced. It reduces its own share where the tensor is. That takes less
 // time than slots where cores read quickly what others have just written, and more where they do not. A machine may
 // change from one to the other. So rank 0 chooses, by the times of both, and the others do what it did the last time.
+// A tensor of more than kMostParts parts is always staged.
 
 #pragma once
 
@@ -33,6 +34,7 @@
 namespace hvd::page {
 
 constexpr int32_t kStagings = 2;
+constexpr uint64_t kMostParts = 6;
 constexpr uint64_t kStagingSlack = 4096;
 
 // The tensors of a call, as this rank carries them. They have the same order on all ranks.
@@ -78,10 +80,14 @@ class Carrier {
  private:
   friend struct Digest;  // of tests
 
+  // Between which rank 0 has chosen, if it has.
+  enum class Way : uint64_t { kNone, kStaged, kParts };
+
   // The beginning of the first part of a tensor that may be shared.
   struct Header {
     uint64_t is_shared;
     shm::Place place;
+    Way way;
   };
 
   // The bytes of a tensor that one rank reduces.

@@ -19,7 +19,8 @@ class Choice {
   // Has it follow another one's choice, in place of times of its own.
   void follow(bool is_first) noexcept { is_first_ = is_first; }
 
-  void took(int64_t ns) noexcept {  // for some amount of work, always the same
+  // `ns` are for some amount of work, about the same each time.
+  void took(int64_t ns) noexcept {
     least_ = std::min(least_, ns);
     if (++uses_ < kUses) return;
     int64_t& own = is_first_ ? first_ : second_;
@@ -32,7 +33,8 @@ class Choice {
 
  private:
   bool is_first_ = true;
-  int uses_ = 0, turns_ = 0;
+  int uses_ = 0;
+  unsigned turns_ = 0;
   int64_t least_ = INT64_MAX;
   int64_t first_ = 0, second_ = 0;  // 0: to be tried soon
 };

@@ -420,8 +420,8 @@ struct Summed {
 
 // All, some or no ranks share a tensor, in turn. The ranks of `staging` have memory by way of which they share the
 // longest one if it lies elsewhere.
-void test_shared(int32_t size, uint32_t staging) {
-  Ranks ranks({size, 64, 8192});
+void test_shared(int32_t size, uint32_t staging, int32_t slot_bytes) {
+  Ranks ranks({size, 64, slot_bytes});
   Arenas arenas(size);
   ranks.run([&](int32_t rank, Agreement& agreement) {
     Carrier carrier(ranks.page, rank);
@@ -433,7 +433,9 @@ void test_shared(int32_t size, uint32_t staging) {
     CHECK(carrier.stage(0, arena.own(), 0, Arenas::kRegionBytes) == HVD_INVALID);
     if (stages) CHECK(carrier.stage(1, arena.own() + Arenas::kRegionBytes / 2, 70'000, 100'000) == HVD_OK);
     hvd_spin spin = {rank % 2 * 20'000, 0, 0, 0};
-    for (uint32_t round = 0; round < 60; ++round) {
+    const bool chooses = 100'000 < kMostParts * static_cast<uint64_t>(slot_bytes);
+    int staged = 0, in_parts = 0;
+    for (uint32_t round = 0; round < (chooses ? 240 : 60); ++round) {
       constexpr uint64_t kCounts[] = {100, 16'384, 16'391, 25'000};
       constexpr uint32_t kSharing[] = {0xff, 0, 0xff, 1, 0xfe};
       const uint32_t sharing = kSharing[round % 5];
@@ -442,8 +444,12 @@ void test_shared(int32_t size, uint32_t staging) {
       const Carried carried = {&sum.tensor, 1};
       const Submission submission = {5, false, true};
       carrier.put_first(carried);
-      const bool may_stage = stages && round % 4 == 3;  // if that took less time lately
-      CHECK(is_shared ? carrier.is_sharing() == (round % 4 != 0) : may_stage || !carrier.is_sharing());
+      const bool is_long = round % 4 == 3;
+      if (is_long && stages && chooses && !is_shared) {
+        ++(carrier.is_sharing() ? staged : in_parts);
+      } else {
+        CHECK(carrier.is_sharing() == (is_shared ? round % 4 != 0 : stages && is_long));
+      }
       CHECK(agreement.submit(&submission, 1, 1) == HVD_OK);
       CHECK(decision_of(agreement).carried[0] == 1 << 5);
       hvd_status status = HVD_BUSY;
@@ -451,6 +457,8 @@ void test_shared(int32_t size, uint32_t staging) {
       CHECK(status == HVD_OK && !carrier.is_sharing() && sum.is_right(size));
       agreement.consume();
     }
+    // Rank 0 has tried both ways, and the others have followed it.
+    CHECK(!chooses || staging != 0xff || (staged > 0 && in_parts > 0));
   });
 }
 
@@ -617,8 +625,10 @@ int main() {
   test_a_page_that_is_closed_while_a_tensor_moves();
   test_parts_that_cannot_be();
   for (uint32_t staging : {0u, 0xffu, 2u}) {
-    test_shared(2, staging);
-    test_shared(3, staging);
+    for (int32_t slot_bytes : {8192, 20'480}) {
+      test_shared(2, staging, slot_bytes);
+      test_shared(3, staging, slot_bytes);
+    }
   }
   test_choice();
   test_shared_memory_that_becomes_private();

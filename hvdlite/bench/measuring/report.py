@@ -106,7 +106,7 @@ def ratio_of(row: Row, other: Row) -> Ratio:
     The interval is that of the sign test: in a sorted list of n ratios, the k-th least and the k-th largest, with the
     largest k for which fewer than k heads in n tosses of a coin are less probable than 2.5 %.
     """
-    ratios = sorted(np.divide(row.blocks_us, other.blocks_us).tolist())
+    ratios = sorted(own / others for own, others in zip(row.blocks_us, other.blocks_us, strict=True))
     tosses, below, chance = len(ratios), 0, 0.0
     while (chance := chance + math.comb(tosses, below) / 2**tosses) <= 0.025:
         below += 1

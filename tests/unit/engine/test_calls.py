@@ -39,6 +39,7 @@ class Rank:
             rank=0,
             call=SimpleNamespace(outcome=native.CALL_REFUSED),
             calls=1,
+            stage=lambda nbytes: None,
             prepare=self._prepare,
             run=lambda: meanwhile(self),
             times=(1.0, 2.0),
