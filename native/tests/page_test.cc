@@ -476,13 +476,14 @@ void test_choice() {
     return firsts;
   };
   constexpr int kMany = 20 * Choice::kUses * Choice::kTrials;
-  constexpr int kMostTrials = kMany / Choice::kTrials + 2 * Choice::kUses;
-  CHECK(use(28, 48, Choice::kUses) == Choice::kUses);
-  CHECK(use(28, 48, Choice::kUses) == 0);  // not tried before
+  constexpr int kMostTrials = kMany / Choice::kTrials + 8 * Choice::kUses;
+  CHECK(use(28, 15, Choice::kUses) == Choice::kUses);
+  CHECK(use(28, 15, Choice::kUses) == 0);                       // not tried before, and faster for once
+  CHECK(use(28, 48, 20 * Choice::kUses) > 10 * Choice::kUses);  // so it is soon tried again
   CHECK(use(28, 48, kMany) >= kMany - kMostTrials);
   use(150, 48, 2 * Choice::kUses);
   CHECK(use(150, 48, kMany) <= kMostTrials);
-  CHECK(use(28, 48, Choice::kUses * Choice::kTrials) > 0);
+  CHECK(use(28, 48, 2 * Choice::kUses * Choice::kTrials) > 0);
   CHECK(use(28, 48, kMany) >= kMany - kMostTrials);
   choice.follow(false);
   CHECK(!choice.is_first());
