@@ -133,8 +133,6 @@ class Agreement {
   int32_t take_news(hvd_news* news) noexcept;
 
  private:
-  friend struct Digest;  // of tests
-
   // A submit of one name by one rank that has not run.
   struct Waiting {
     bool is_submitted : 1;

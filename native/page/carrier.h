@@ -78,8 +78,6 @@ class Carrier {
   uint64_t number() const noexcept { return number_; }
 
  private:
-  friend struct Digest;  // of tests
-
   // Between which rank 0 has chosen, if it has.
   enum class Way : uint64_t { kNone, kStaged, kParts };
 

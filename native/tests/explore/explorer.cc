@@ -1,22 +1,64 @@
 #include "tests/explore/explorer.h"
 
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <new>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "tests/check.h"
 #include "tests/explore/word.h"
+
+namespace {
+
+// What a program allocates when it begins.
+struct Heap {
+  static constexpr size_t kBytes = 1 << 18;
+  alignas(128) char bytes[kBytes];
+  size_t used = 0;
+  bool is_open = false;
+
+  void* allocate(size_t size) {
+    used = (used + 15) / 16 * 16;
+    CHECK(size <= kBytes - used);
+    return bytes + std::exchange(used, used + size);
+  }
+  bool has(const void* at) const { return bytes <= at && at < bytes + kBytes; }
+};
+Heap heap;
+
+}  // namespace
+
+void* operator new(size_t size) {
+  if (heap.is_open) return heap.allocate(size);
+  if (void* at = std::malloc(size)) return at;
+  throw std::bad_alloc();
+}
+void operator delete(void* at) noexcept {
+  if (!heap.has(at)) std::free(at);
+}
+void operator delete(void* at, size_t) noexcept { operator delete(at); }
+
+// No time passes, or else no two states would be equal.
+extern "C" int clock_gettime(clockid_t, timespec* now) noexcept {
+  *now = {};
+  return 0;
+}
 
 namespace hvd::explore {
 namespace {
 
 constexpr size_t kMostThreads = 4;
 constexpr size_t kMost = 64;  // clocks of the threads, and words that are used
-constexpr size_t kStack = 64 << 10;
+constexpr size_t kStack = 64 << 10, kDeepest = 4096;
 
 // For each word, the oldest value that may still be read: its number in the history.
 using View = std::array<uint16_t, kMost>;
@@ -33,43 +75,118 @@ struct Users {
 
 struct Written {
   uint64_t value;
-  View view;  // what a reader sees, too
+  size_t before;  // where the value is that was written before
+  View view;      // what a reader sees, too
 };
 
 enum class Sort { kUnused, kFlag, kData };
 
 struct Location {
   Sort sort = Sort::kUnused;
-  std::vector<Written> history;
+  bool is_forgotten = false;
+  uint16_t latest = 0;                           // the number of the latest value
+  size_t last = 0;                               // where it is
   std::array<uint16_t, kMostThreads> read_at{};  // of data: the clock of each thread when it last read it
 };
 
-enum class Status { kRunnable, kAsleep, kDone, kDead };
+enum class Status { kRunnable, kAsleep, kWaiting, kDone, kDead };
 
 struct Thread {
   View view{};
   Status status = Status::kRunnable;
   size_t sleeps_on = 0;
-  uint64_t local = 0;  // all that it has read since it settled
-  bool has_begun = false;
-  jmp_buf at;
-  ucontext_t context;
-  std::vector<char> stack;
+  const std::function<bool()>* waits_for = nullptr;
+  jmp_buf* at = nullptr;
+  char* low = nullptr;  // the end of its stack
+
+  bool is_over() const { return status == Status::kDone || status == Status::kDead; }
+};
+
+// Of a run, beside the memory and the stacks of the program.
+struct State {
+  std::array<Thread, kMostThreads> threads;
+  std::vector<Location> locations;
+  std::vector<Written> written;
+  View fenced{};
+  size_t current = 0;
+  int crashes = 0, preemptions = 0, stale = 0;
+  uint32_t values = 0;  // that the current thread may read
+  uint32_t behind = 0;  // how many newer ones it leaves out
+};
+
+struct Snapshot {
+  State state;
+  std::vector<char> memory;
+  std::array<std::vector<char>, kMostThreads> stacks;
 };
 
 struct Choice {
-  uint32_t taken, options;
+  Snapshot before;
+  std::array<uint32_t, 2 * kMostThreads> options;
+  uint32_t taken, count;
+};
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+  return hash ^ hash >> 29;
+}
+
+// Most of the memory is zeros.
+uint64_t mix(uint64_t hash, const char* begin, const char* end) {
+  uint64_t sum = 0, word = 0, at = 1;
+  for (; begin + sizeof word <= end; begin += sizeof word, ++at) {
+    std::memcpy(&word, begin, sizeof word);
+    if (word != 0) sum += mix(mix(at, word), at);
+  }
+  for (; begin < end; ++begin, ++at) sum += mix(mix(at, static_cast<uint64_t>(*begin)), at);
+  return mix(hash, sum);
+}
+
+// A set of hashes, with linear probing.
+class Hashes {
+ public:
+  size_t size() const { return size_; }
+  void clear() { *this = Hashes(); }
+
+  // False if it is there already.
+  bool add(uint64_t hash) {
+    if (hash == 0) hash = 1;
+    if (size_ + size_ / 2 >= slots_.size()) grow();
+    uint64_t& slot = find(hash);
+    if (slot == hash) return false;
+    slot = hash;
+    ++size_;
+    return true;
+  }
+
+ private:
+  uint64_t& find(uint64_t hash) {
+    size_t at = hash & (slots_.size() - 1);
+    while (slots_[at] != 0 && slots_[at] != hash) at = (at + 1) & (slots_.size() - 1);
+    return slots_[at];
+  }
+  void grow() {
+    std::vector<uint64_t> old(2 * slots_.size());
+    old.swap(slots_);
+    for (uint64_t hash : old) {
+      if (hash != 0) find(hash) = hash;
+    }
+  }
+
+  std::vector<uint64_t> slots_ = std::vector<uint64_t>(1024);
+  size_t size_ = 0;
 };
 
 class Explorer {
  public:
   explicit Explorer(const Program& program)
-      : program_(program), is_weak_(program.stale != 0), threads_(program.threads.size() + 1) {
-    CHECK(threads_.size() <= kMostThreads);
-    for (Thread& thread : threads_) thread.stack.resize(kStack);
+      : program_(program), is_weak_(program.stale != 0), count_(program.threads.size() + 1) {
+    CHECK(count_ <= kMostThreads);
+    for (size_t i = 0; i < count_; ++i) stacks_[i].resize(kStack);
   }
 
   Outcome explore();
+  void ignore_loads(const void* word) { ignored_.insert(word); }
 
   // For threads.
   uint64_t load(const void* word);
@@ -81,146 +198,178 @@ class Explorer {
   void wake(void* word);
   void sleep(void* word, uint64_t seen);
   void fence();
-  void settle(uint64_t state) { thread().local = mix(1, state); }
+  void wait_until(const std::function<bool()>& holds);
+  uint64_t peek(const void* word);
+  void forget(const void* word);
   void fail(const std::string& fault);
 
  private:
+  void begin();
   void search(int preemptions);
-  void run();
-  uint32_t choose(uint32_t options);
-  bool is_known();
-  uint64_t state();
-  void resume(size_t index);
-  void yield();
-  [[noreturn]] void leave();
+  uint32_t list(uint32_t* options);
+  void take(uint32_t option);
+  void save(Snapshot* to);
+  void restore(const Snapshot& from);
+  uint64_t hash();
   static void enter();
-  Thread& thread() { return threads_[current_]; }
+  void resume(size_t index);
+  [[gnu::noinline]] void yield();
+  [[noreturn, gnu::noinline]] void leave();
+  Thread& thread() { return state_.threads[state_.current]; }
+  const char* top(size_t index) const { return stacks_[index].data() + kStack; }
   size_t index_of(const void* word, Sort sort);
+  Location& location(size_t index) { return state_.locations[index]; }
+  const Written& last(size_t index) { return state_.written[location(index).last]; }
   void take_turn(const void* word, bool writes);
-  uint16_t latest(size_t index) const { return static_cast<uint16_t>(locations_[index].history.size() - 1); }
-  size_t clock(size_t thread) const { return thread; }
-  void note(uint64_t value) { thread().local = mix(thread().local, value); }
   void append(size_t index, uint64_t value, const View& view);
 
   const Program& program_;
   const bool is_weak_;
-  std::vector<Thread> threads_;
+  const size_t count_;  // of the threads, and the last one is the rescuer
+  State state_;
+  std::array<std::vector<char>, kMostThreads> stacks_;
+  Snapshot beginning_;
   std::unordered_map<const void*, size_t> indices_;  // the same in every run
-  std::vector<Location> locations_;
+  std::unordered_set<const void*> ignored_;
   std::array<Users, kMost> users_{};
   bool has_new_user_ = false;
-  View fenced_{};
-  size_t current_ = 0;
   int most_preemptions_ = kAny;
-  int crashes_ = 0, preemptions_ = 0, stale_ = 0;
-  bool is_over_ = false;
   std::string fault_;
   jmp_buf main_;
-  std::vector<Choice> choices_;
-  size_t depth_ = 0;
-  std::unordered_set<uint64_t> seen_;
-  uint64_t runs_ = 0;
+  Hashes seen_;
 };
 
 Explorer* explorer = nullptr;
 
 Outcome Explorer::explore() {
   explorer = this;
+  begin();
   // In few orders it soon shows who uses which word. Found late, that makes a large search begin again.
   constexpr int kFew = 2;
   if (program_.preemptions == kAny || program_.preemptions > kFew) search(kFew);
   if (fault_.empty()) search(program_.preemptions);
   explorer = nullptr;
-  return {fault_, seen_.size(), runs_};
+  return {fault_, seen_.size()};
+}
+
+void Explorer::begin() {
+  heap.used = 0;
+  std::memset(heap.bytes, 0, Heap::kBytes);
+  heap.is_open = true;
+  program_.begin();
+  heap.is_open = false;
+  for (size_t i = 0; i < count_; ++i) {
+    state_.current = i;
+    if (_setjmp(main_) != 0) continue;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks_[i].data();
+    context.uc_stack.ss_size = kStack;
+    context.uc_link = nullptr;
+    makecontext(&context, &Explorer::enter, 0);
+    setcontext(&context);
+  }
+  state_.current = 0;
+  state_.threads[count_ - 1].status = Status::kDone;
+  state_.crashes = program_.crashes;
+  state_.stale = program_.stale;
+  save(&beginning_);
 }
 
 void Explorer::search(int preemptions) {
-  most_preemptions_ = preemptions;
-  seen_.clear();
+  std::deque<Choice> choices;  // the first `depth` of them are open
+  size_t depth = 0;
+  const auto begin_again = [&] {
+    restore(beginning_);
+    state_.preemptions = most_preemptions_ = preemptions;
+    seen_.clear();
+    depth = 0;
+  };
+  begin_again();
   for (;;) {
-    run();
-    ++runs_;
-    if (!fault_.empty()) break;
-    if (has_new_user_) {  // what has been explored may lack turns
-      has_new_user_ = false;
-      choices_.clear();
-      seen_.clear();
-      continue;
-    }
-    while (!choices_.empty() && choices_.back().taken + 1 == choices_.back().options) choices_.pop_back();
-    if (choices_.empty()) break;
-    ++choices_.back().taken;
-  }
-}
-
-void Explorer::run() {
-  depth_ = 0;
-  crashes_ = program_.crashes;
-  preemptions_ = most_preemptions_;
-  stale_ = program_.stale;
-  current_ = 0;
-  is_over_ = false;
-  fenced_ = {};
-  for (Location& location : locations_) location = {};
-  for (Thread& thread : threads_) {
-    thread.view = {};
-    thread.status = Status::kRunnable;
-    thread.local = 0;
-    thread.has_begun = false;
-  }
-  const size_t rescuer = program_.threads.size();
-  threads_[rescuer].status = Status::kDone;
-  program_.begin();
-  while (!is_over_) {
     std::array<uint32_t, 2 * kMostThreads> options;
-    uint32_t count = 0;
-    const bool can_go_on = threads_[current_].status == Status::kRunnable;
-    for (size_t i = 0; i < threads_.size(); ++i) {
-      const bool may_run = i == current_ || !can_go_on || preemptions_ != 0;
-      if (may_run && threads_[i].status == Status::kRunnable) options[count++] = static_cast<uint32_t>(i);
+    const bool reads = state_.values != 0;
+    const uint32_t count = reads ? state_.values : list(options.data());
+    uint32_t option = reads ? 0 : options[0];
+    for (size_t i = 0; i < count_ && count == 0; ++i) {
+      if (!state_.threads[i].is_over()) fault_ = "thread " + std::to_string(i) + " sleeps for ever";
     }
-    if (crashes_ > 0) {
-      for (size_t i = 0; i < rescuer; ++i) {
-        const Status status = threads_[i].status;
-        if (status == Status::kRunnable || status == Status::kAsleep) {
-          options[count++] = static_cast<uint32_t>(kMostThreads + i);
-        }
-      }
+    if (!fault_.empty()) return;
+    if (count == 0 || (!reads && !seen_.add(hash()))) {
+      while (depth > 0 && choices[depth - 1].taken + 1 == choices[depth - 1].count) --depth;
+      if (depth == 0) return;
+      Choice& choice = choices[depth - 1];
+      restore(choice.before);
+      option = state_.values != 0 ? ++choice.taken : choice.options[++choice.taken];
+    } else if (count > 1) {
+      if (depth == choices.size()) choices.emplace_back();
+      Choice& choice = choices[depth++];
+      save(&choice.before);
+      choice.options = options;
+      choice.taken = 0;
+      choice.count = count;
     }
-    if (count == 0) break;
-    if (depth_ >= choices_.size() && is_known()) return;
-    const uint32_t option = options[choose(count)];
-    if (option >= kMostThreads) {
-      --crashes_;
-      threads_[option - kMostThreads].status = Status::kDead;
-      threads_[rescuer].status = Status::kRunnable;
-    } else {
-      if (option != current_ && can_go_on && preemptions_ > 0) --preemptions_;
-      resume(option);
-    }
-  }
-  for (size_t i = 0; i < threads_.size() && fault_.empty(); ++i) {
-    if (threads_[i].status == Status::kAsleep) fault_ = "thread " + std::to_string(i) + " sleeps for ever";
+    take(option);
+    if (has_new_user_) begin_again();  // what has been explored may lack turns
+    has_new_user_ = false;
   }
 }
 
-uint32_t Explorer::choose(uint32_t options) {
-  if (options == 1) return 0;
-  if (depth_ == choices_.size()) choices_.push_back({0, options});
-  CHECK(choices_[depth_].options == options);
-  return choices_[depth_++].taken;
+// What may happen next: a step of a thread, or its end.
+uint32_t Explorer::list(uint32_t* options) {
+  for (size_t i = 0; i < count_; ++i) {
+    Thread& thread = state_.threads[i];
+    if (thread.status == Status::kWaiting && (*thread.waits_for)()) thread.status = Status::kRunnable;
+  }
+  uint32_t count = 0;
+  const bool can_go_on = thread().status == Status::kRunnable;
+  for (size_t i = 0; i < count_; ++i) {
+    const bool may_run = i == state_.current || !can_go_on || state_.preemptions != 0;
+    if (may_run && state_.threads[i].status == Status::kRunnable) options[count++] = static_cast<uint32_t>(i);
+  }
+  for (size_t i = 0; state_.crashes > 0 && i + 1 < count_; ++i) {
+    if (!state_.threads[i].is_over()) options[count++] = static_cast<uint32_t>(kMostThreads + i);
+  }
+  return count;
 }
 
-bool Explorer::is_known() { return !seen_.insert(state()).second; }
+void Explorer::take(uint32_t option) {
+  if (state_.values != 0) {
+    state_.values = 0;
+    state_.behind = option;
+    resume(state_.current);
+  } else if (option >= kMostThreads) {
+    --state_.crashes;
+    state_.threads[option - kMostThreads].status = Status::kDead;
+    state_.threads[count_ - 1].status = Status::kRunnable;
+  } else {
+    const bool can_go_on = thread().status == Status::kRunnable;
+    if (option != state_.current && can_go_on && state_.preemptions > 0) --state_.preemptions;
+    resume(option);
+  }
+}
+
+void Explorer::save(Snapshot* to) {
+  to->state = state_;
+  to->memory.assign(heap.bytes, heap.bytes + heap.used);
+  for (size_t i = 0; i < count_; ++i) to->stacks[i].assign(static_cast<const char*>(state_.threads[i].low), top(i));
+}
+
+void Explorer::restore(const Snapshot& from) {
+  state_ = from.state;
+  std::copy(from.memory.begin(), from.memory.end(), heap.bytes);
+  for (size_t i = 0; i < count_; ++i) std::copy(from.stacks[i].begin(), from.stacks[i].end(), state_.threads[i].low);
+}
 
 // A hash of everything that decides how the run goes on.
-uint64_t Explorer::state() {
-  const size_t used = locations_.size();
+uint64_t Explorer::hash() {
+  const size_t used = state_.locations.size();
   View oldest;
   oldest.fill(UINT16_MAX);
-  for (const Thread& thread : threads_) {
-    if (thread.status == Status::kDone || thread.status == Status::kDead) continue;
-    for (size_t i = 0; i < used; ++i) oldest[i] = std::min(oldest[i], thread.view[i]);
+  for (size_t i = 0; i < count_; ++i) {
+    const Thread& thread = state_.threads[i];
+    for (size_t each = 0; each < used && !thread.is_over(); ++each)
+      oldest[each] = std::min(oldest[each], thread.view[each]);
   }
   const auto add = [&](uint64_t hash, const View& view) {
     for (size_t i = 0; i < used; ++i) {
@@ -229,30 +378,33 @@ uint64_t Explorer::state() {
     }
     return hash;
   };
-  uint64_t hash = mix(static_cast<uint64_t>(crashes_), static_cast<uint64_t>(stale_));
-  if (most_preemptions_ != kAny) hash = mix(mix(hash, static_cast<uint64_t>(preemptions_)), current_);
-  for (const Thread& thread : threads_) {
+  uint64_t hash = mix(static_cast<uint64_t>(state_.crashes), static_cast<uint64_t>(state_.stale));
+  if (most_preemptions_ != kAny) hash = mix(mix(hash, static_cast<uint64_t>(state_.preemptions)), state_.current);
+  hash = mix(hash, heap.bytes, heap.bytes + heap.used);
+  for (size_t i = 0; i < count_; ++i) {
+    const Thread& thread = state_.threads[i];
     hash = mix(hash, static_cast<uint64_t>(thread.status));
-    if (thread.status == Status::kDone || thread.status == Status::kDead) continue;
-    hash = mix(mix(hash, thread.status == Status::kAsleep ? thread.sleeps_on : 0), thread.local);
+    if (thread.is_over()) continue;
+    hash = mix(hash, thread.status == Status::kAsleep ? thread.sleeps_on : 0);
+    hash = mix(hash, thread.low, top(i));
     if (is_weak_) hash = add(hash, thread.view);
   }
-  if (is_weak_) hash = add(hash, fenced_);
-  for (size_t i = 0; i < locations_.size(); ++i) {
-    const Location& location = locations_[i];
+  if (is_weak_) hash = add(hash, state_.fenced);
+  for (size_t i = 0; i < used; ++i) {
+    const Location& location = state_.locations[i];
     if (!is_weak_) {
-      hash = mix(hash, location.history.empty() ? 0 : location.history.back().value);
+      if (last(i).value != 0) hash = mix(mix(hash, i), last(i).value);  // equal to that of a word not used yet
       continue;
     }
-    const size_t first = std::min<size_t>(oldest[i], location.history.empty() ? 0 : location.history.size() - 1);
-    for (size_t number = first; number < location.history.size(); ++number) {
-      hash = mix(hash, location.history[number].value);
-      if (location.sort == Sort::kFlag) hash = add(hash, location.history[number].view);
+    uint16_t number = location.latest;
+    for (size_t at = location.last;; at = state_.written[at].before, --number) {
+      hash = mix(hash, state_.written[at].value);
+      if (location.sort == Sort::kFlag) hash = add(hash, state_.written[at].view);
+      if (number <= oldest[i]) break;
     }
     hash = mix(hash, UINT64_MAX);
-    if (location.sort != Sort::kData) continue;
-    for (size_t t = 0; t < threads_.size(); ++t) {
-      const int beyond = location.read_at[t] - oldest[clock(t)];
+    for (size_t t = 0; t < count_ && location.sort == Sort::kData; ++t) {
+      const int beyond = location.read_at[t] - oldest[t];
       hash = mix(hash, static_cast<uint64_t>(beyond > 0 ? beyond : 0));
     }
   }
@@ -260,99 +412,104 @@ uint64_t Explorer::state() {
 }
 
 void Explorer::enter() {
-  explorer->program_.threads.size() == explorer->current_ ? explorer->program_.rescue()
-                                                          : explorer->program_.threads[explorer->current_]();
-  explorer->thread().status = Status::kDone;
-  explorer->leave();
+  Explorer& self = *explorer;
+  self.yield();
+  const size_t index = self.state_.current;
+  index + 1 == self.count_ ? self.program_.rescue() : self.program_.threads[index]();
+  self.thread().status = Status::kDone;
+  self.leave();
 }
 
 void Explorer::resume(size_t index) {
-  current_ = index;
-  if (_setjmp(main_) != 0) return;
-  Thread& next = threads_[index];
-  if (next.has_begun) _longjmp(next.at, 1);
-  next.has_begun = true;
-  getcontext(&next.context);
-  next.context.uc_stack.ss_sp = next.stack.data();
-  next.context.uc_stack.ss_size = next.stack.size();
-  next.context.uc_link = nullptr;
-  makecontext(&next.context, &Explorer::enter, 0);
-  setcontext(&next.context);
+  state_.current = index;
+  std::memset(thread().low - kDeepest, 0, kDeepest);  // see `clear`
+  if (_setjmp(main_) == 0) _longjmp(*thread().at, 1);
 }
 
 void Explorer::yield() {
-  note(1);
-  if (_setjmp(thread().at) == 0) _longjmp(main_, 1);
+  jmp_buf at = {};
+  thread().at = &at;
+  if (_setjmp(at) == 0) leave();
 }
 
-void Explorer::leave() { _longjmp(main_, 1); }
+void Explorer::leave() {
+  thread().low = static_cast<char*>(__builtin_frame_address(0));
+  _longjmp(main_, 1);
+}
 
 void Explorer::fail(const std::string& fault) {
-  if (fault_.empty()) fault_ = "thread " + std::to_string(current_) + ": " + fault;
-  is_over_ = true;
+  if (fault_.empty()) fault_ = "thread " + std::to_string(state_.current) + ": " + fault;
   leave();
 }
 
 size_t Explorer::index_of(const void* word, Sort sort) {
   const size_t index = indices_.try_emplace(word, kMostThreads + indices_.size()).first->second;
   CHECK(index < kMost);
-  if (index >= locations_.size()) locations_.resize(index + 1);
-  Location& location = locations_[index];
-  if (location.history.empty()) location.history.push_back({0, {}});
-  if (location.sort == Sort::kUnused) location.sort = sort;
-  if (location.sort != sort) fail("a word is both a flag and data");
+  while (index >= state_.locations.size()) {
+    state_.locations.emplace_back();
+    location(state_.locations.size() - 1).last = state_.written.size();
+    state_.written.emplace_back();
+  }
+  if (location(index).sort == Sort::kUnused) location(index).sort = sort;
+  if (location(index).sort != sort) fail("a word is both a flag and data");
   return index;
 }
 
 // Ends the step, unless no other thread can notice the access that follows.
 void Explorer::take_turn(const void* word, bool writes) {
   const size_t index = index_of(word, Sort::kFlag);
-  const uint32_t self = 1u << current_, others = ~self;
+  const uint32_t self = 1u << state_.current, others = ~self;
   Users& users = users_[index];
-  const uint32_t known = writes ? users.writers : users.readers;
+  uint32_t& known = writes ? users.writers : users.readers;
   if ((known & self) == 0) {
-    (writes ? users.writers : users.readers) |= self;
+    known |= self;
     has_new_user_ = true;
   }
+  if (!writes && ignored_.count(word) != 0) return;
   if ((users.writers & others) != 0 || (writes && (users.readers & others) != 0)) yield();
 }
 
 void Explorer::append(size_t index, uint64_t value, const View& view) {
-  const uint16_t number = static_cast<uint16_t>(locations_[index].history.size());
-  thread().view[index] = number;
-  locations_[index].history.push_back({value, view});
-  locations_[index].history.back().view[index] = number;
+  Location& to = location(index);
+  ++to.latest;
+  if (is_weak_) {
+    state_.written.push_back({value, std::exchange(to.last, state_.written.size()), view});
+  } else {
+    state_.written[to.last] = {value, to.last, view};
+  }
+  state_.written[to.last].view[index] = thread().view[index] = to.latest;
 }
 
 uint64_t Explorer::load(const void* word) {
   take_turn(word, false);
   const size_t index = index_of(word, Sort::kFlag);
-  const uint16_t oldest = thread().view[index];
-  const uint32_t behind = stale_ == 0 ? 0 : choose(latest(index) - oldest + 1u);
-  if (behind > 0 && stale_ > 0) --stale_;
-  const uint16_t number = static_cast<uint16_t>(latest(index) - behind);
-  const Written& written = locations_[index].history[number];
-  if (program_.fault != Fault::kNoAcquire) join(&thread().view, written.view);
-  thread().view[index] = std::max(thread().view[index], number);
-  note(written.value);
-  return written.value;
+  const uint32_t newer = location(index).latest - thread().view[index];
+  if (state_.stale != 0 && newer > 0) {
+    state_.values = newer + 1;
+    yield();
+  }
+  const uint32_t behind = std::exchange(state_.behind, 0);
+  if (behind > 0 && state_.stale > 0) --state_.stale;
+  size_t at = location(index).last;
+  for (uint32_t i = 0; i < behind; ++i) at = state_.written[at].before;
+  if (program_.fault != Fault::kNoAcquire) join(&thread().view, state_.written[at].view);
+  thread().view[index] = std::max(thread().view[index], static_cast<uint16_t>(location(index).latest - behind));
+  return state_.written[at].value;
 }
 
 void Explorer::store(void* word, uint64_t value) {
   take_turn(word, true);
-  const size_t index = index_of(word, Sort::kFlag);
-  append(index, value, thread().view);
+  append(index_of(word, Sort::kFlag), value, thread().view);
 }
 
 bool Explorer::replace(void* word, uint64_t* expected, uint64_t value) {
   take_turn(word, true);
   const size_t index = index_of(word, Sort::kFlag);
-  const Written last = locations_[index].history.back();
-  join(&thread().view, last.view);
-  thread().view[index] = latest(index);
-  note(last.value);
-  if (last.value != *expected && program_.fault != Fault::kNoCompare) {
-    *expected = last.value;
+  join(&thread().view, last(index).view);
+  thread().view[index] = location(index).latest;
+  const uint64_t found = last(index).value;
+  if (found != *expected && program_.fault != Fault::kNoCompare) {
+    *expected = found;
     return false;
   }
   append(index, value, thread().view);
@@ -361,45 +518,45 @@ bool Explorer::replace(void* word, uint64_t* expected, uint64_t value) {
 
 uint64_t Explorer::get(const void* word) {
   const size_t index = index_of(word, Sort::kData);
-  if (thread().view[index] != latest(index)) fail("data is read before it is complete");
-  thread().view[clock(current_)]++;
-  locations_[index].read_at[current_] = thread().view[clock(current_)];
-  const uint64_t value = locations_[index].history.back().value;
-  note(value);
-  return value;
+  if (thread().view[index] != location(index).latest) fail("data is read before it is complete");
+  if (location(index).is_forgotten) fail("data is read that was thought to be of no use");
+  location(index).read_at[state_.current] = ++thread().view[state_.current];
+  return last(index).value;
 }
 
 void Explorer::set(void* word, uint64_t value) {
   const size_t index = index_of(word, Sort::kData);
-  if (thread().view[index] != latest(index)) fail("data is overwritten by another thread");
-  for (size_t i = 0; i < threads_.size(); ++i) {
-    if (locations_[index].read_at[i] > thread().view[clock(i)]) fail("data is overwritten while it is read");
+  if (thread().view[index] != location(index).latest) fail("data is overwritten by another thread");
+  for (size_t i = 0; i < count_; ++i) {
+    if (location(index).read_at[i] > thread().view[i]) fail("data is overwritten while it is read");
   }
   append(index, value, {});
+  location(index).is_forgotten = false;
 }
 
 void Explorer::increment(void* word) {
   take_turn(word, true);
   const size_t index = index_of(word, Sort::kFlag);
-  const Written last = locations_[index].history.back();
   View view = thread().view;
-  join(&view, last.view);
-  append(index, last.value + 1, view);
+  join(&view, last(index).view);
+  append(index, last(index).value + 1, view);
 }
 
 // Needs no turn of its own: what is asleep, or falls asleep meanwhile, is woken only later.
 void Explorer::wake(void* word) {
   if (program_.fault == Fault::kNoWake) return;
   const size_t index = index_of(word, Sort::kFlag);
-  for (Thread& thread : threads_) {
+  for (Thread& thread : state_.threads) {
     if (thread.status == Status::kAsleep && thread.sleeps_on == index) thread.status = Status::kRunnable;
   }
 }
 
+// The kernel reads the latest value in the name of the thread, which cannot read an older one after that.
 void Explorer::sleep(void* word, uint64_t seen) {
   take_turn(word, false);
   const size_t index = index_of(word, Sort::kFlag);
-  if (locations_[index].history.back().value != seen) return;
+  thread().view[index] = location(index).latest;
+  if (last(index).value != seen) return;
   thread().status = Status::kAsleep;
   thread().sleeps_on = index;
   yield();
@@ -408,24 +565,74 @@ void Explorer::sleep(void* word, uint64_t seen) {
 void Explorer::fence() {
   if (!is_weak_ || program_.fault == Fault::kNoFence) return;
   yield();
-  join(&fenced_, thread().view);
-  thread().view = fenced_;
+  join(&state_.fenced, thread().view);
+  thread().view = state_.fenced;
+}
+
+void Explorer::wait_until(const std::function<bool()>& holds) {
+  if (holds()) return;
+  thread().status = Status::kWaiting;
+  thread().waits_for = &holds;
+  yield();
+}
+
+uint64_t Explorer::peek(const void* word) {
+  const auto found = indices_.find(word);
+  return found == indices_.end() || found->second >= state_.locations.size() ? 0 : last(found->second).value;
+}
+
+void Explorer::forget(const void* word) {
+  Location& forgotten = location(index_of(word, Sort::kData));
+  forgotten.is_forgotten = true;
+  state_.written[forgotten.last].value = 0;
+}
+
+// Erases what former calls have left below the frame of the thread, because the frames of the next ones may have room
+// that they do not use, and equal states should look equal.
+[[gnu::noinline]] void clear() {
+  char below[2048];
+  std::memset(below, 0, sizeof below);
+  asm volatile("" : : "r"(below) : "memory");
 }
 
 }  // namespace
 
 Outcome explore(const Program& program) { return Explorer(program).explore(); }
-void settle(uint64_t state) { explorer->settle(state); }
+void ignore_loads(const void* word) { explorer->ignore_loads(word); }
 void fail(const std::string& fault) { explorer->fail(fault); }
+void wait_until(const std::function<bool()>& holds) { explorer->wait_until(holds); }
+uint64_t peek(const void* word) { return explorer->peek(word); }
+void forget(const void* word) { explorer->forget(word); }
 
-uint64_t load(const void* word) { return explorer->load(word); }
-void store(void* word, uint64_t value) { explorer->store(word, value); }
-bool replace(void* word, uint64_t* expected, uint64_t value) { return explorer->replace(word, expected, value); }
-uint64_t get(const void* word) { return explorer->get(word); }
-void set(void* word, uint64_t value) { explorer->set(word, value); }
+uint64_t load(const void* word) {
+  clear();
+  return explorer->load(word);
+}
+void store(void* word, uint64_t value) {
+  clear();
+  explorer->store(word, value);
+}
+bool replace(void* word, uint64_t* expected, uint64_t value) {
+  clear();
+  return explorer->replace(word, expected, value);
+}
+uint64_t get(const void* word) {
+  clear();
+  return explorer->get(word);
+}
+void set(void* word, uint64_t value) {
+  clear();
+  explorer->set(word, value);
+}
 void increment(void* word) { explorer->increment(word); }
 void wake(void* word) { explorer->wake(word); }
-void sleep(void* word, uint64_t seen) { explorer->sleep(word, seen); }
-void fence() { explorer->fence(); }
+void sleep(void* word, uint64_t seen) {
+  clear();
+  explorer->sleep(word, seen);
+}
+void fence() {
+  clear();
+  explorer->fence();
+}
 
 }  // namespace hvd::explore
