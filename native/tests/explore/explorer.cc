@@ -95,7 +95,8 @@ struct Thread {
   View view{};
   Status status = Status::kRunnable;
   size_t sleeps_on = 0;
-  const std::function<bool()>* waits_for = nullptr;
+  bool (*holds)(const void*) = nullptr;  // what it waits for
+  const void* of = nullptr;
   jmp_buf* at = nullptr;
   char* low = nullptr;  // the end of its stack
 
@@ -181,7 +182,7 @@ class Explorer {
  public:
   explicit Explorer(const Program& program)
       : program_(program), is_weak_(program.stale != 0), count_(program.threads.size() + 1) {
-    CHECK(count_ <= kMostThreads);
+    CHECK(count_ <= kMostThreads && program.crashes <= 1);
     for (size_t i = 0; i < count_; ++i) stacks_[i].resize(kStack);
   }
 
@@ -198,7 +199,8 @@ class Explorer {
   void wake(void* word);
   void sleep(void* word, uint64_t seen);
   void fence();
-  void wait_until(const std::function<bool()>& holds);
+  void turn() { yield(); }
+  void wait_until(bool (*holds)(const void*), const void* of);
   uint64_t peek(const void* word);
   void forget(const void* word);
   void fail(const std::string& fault);
@@ -287,11 +289,12 @@ void Explorer::search(int preemptions) {
   };
   begin_again();
   for (;;) {
-    std::array<uint32_t, 2 * kMostThreads> options;
+    std::array<uint32_t, 2 * kMostThreads> options{};
     const bool reads = state_.values != 0;
     const uint32_t count = reads ? state_.values : list(options.data());
     uint32_t option = reads ? 0 : options[0];
-    for (size_t i = 0; i < count_ && count == 0; ++i) {
+    const bool can_go_on = count > 0 && option < kMostThreads;  // else some thread may die at most
+    for (size_t i = 0; i < count_ && !can_go_on; ++i) {
       if (!state_.threads[i].is_over()) fault_ = "thread " + std::to_string(i) + " sleeps for ever";
     }
     if (!fault_.empty()) return;
@@ -319,7 +322,7 @@ void Explorer::search(int preemptions) {
 uint32_t Explorer::list(uint32_t* options) {
   for (size_t i = 0; i < count_; ++i) {
     Thread& thread = state_.threads[i];
-    if (thread.status == Status::kWaiting && (*thread.waits_for)()) thread.status = Status::kRunnable;
+    if (thread.status == Status::kWaiting && thread.holds(thread.of)) thread.status = Status::kRunnable;
   }
   uint32_t count = 0;
   const bool can_go_on = thread().status == Status::kRunnable;
@@ -340,8 +343,10 @@ void Explorer::take(uint32_t option) {
     resume(state_.current);
   } else if (option >= kMostThreads) {
     --state_.crashes;
-    state_.threads[option - kMostThreads].status = Status::kDead;
-    state_.threads[count_ - 1].status = Status::kRunnable;
+    Thread &dead = state_.threads[option - kMostThreads], &rescuer = state_.threads[count_ - 1];
+    dead.status = Status::kDead;
+    rescuer.status = Status::kRunnable;
+    rescuer.view = dead.view;
   } else {
     const bool can_go_on = thread().status == Status::kRunnable;
     if (option != state_.current && can_go_on && state_.preemptions > 0) --state_.preemptions;
@@ -471,6 +476,7 @@ void Explorer::take_turn(const void* word, bool writes) {
 
 void Explorer::append(size_t index, uint64_t value, const View& view) {
   Location& to = location(index);
+  CHECK(to.latest < UINT16_MAX);
   ++to.latest;
   if (is_weak_) {
     state_.written.push_back({value, std::exchange(to.last, state_.written.size()), view});
@@ -569,10 +575,11 @@ void Explorer::fence() {
   thread().view = state_.fenced;
 }
 
-void Explorer::wait_until(const std::function<bool()>& holds) {
-  if (holds()) return;
+void Explorer::wait_until(bool (*holds)(const void*), const void* of) {
+  if (holds(of)) return;
   thread().status = Status::kWaiting;
-  thread().waits_for = &holds;
+  thread().holds = holds;
+  thread().of = of;
   yield();
 }
 
@@ -600,7 +607,14 @@ void Explorer::forget(const void* word) {
 Outcome explore(const Program& program) { return Explorer(program).explore(); }
 void ignore_loads(const void* word) { explorer->ignore_loads(word); }
 void fail(const std::string& fault) { explorer->fail(fault); }
-void wait_until(const std::function<bool()>& holds) { explorer->wait_until(holds); }
+void turn() {
+  clear();
+  explorer->turn();
+}
+void wait_until(bool (*holds)(const void*), const void* of) {
+  clear();
+  explorer->wait_until(holds, of);
+}
 uint64_t peek(const void* word) { return explorer->peek(word); }
 void forget(const void* word) { explorer->forget(word); }
 
@@ -624,7 +638,10 @@ void set(void* word, uint64_t value) {
   clear();
   explorer->set(word, value);
 }
-void increment(void* word) { explorer->increment(word); }
+void increment(void* word) {
+  clear();
+  explorer->increment(word);
+}
 void wake(void* word) { explorer->wake(word); }
 void sleep(void* word, uint64_t seen) {
   clear();
