@@ -168,9 +168,17 @@ class Cache:
             self.unnamed[request[1:8]] = known
 
     def forget_unnamed(self) -> None:
-        """Forgets the tensors without a name, for good."""
+        """Forgets the tensors without a name until `know_unnamed`."""
         self._knows_unnamed = False
         self.unnamed.clear()
+
+    def know_unnamed(self) -> None:
+        """Takes back `forget_unnamed`."""
+        if not self._knows_unnamed:
+            self._knows_unnamed = True
+            self.unnamed.update(
+                (known.request[1:8], known) for known in self.known.values() if is_signed(known.request)
+            )
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is new. True if it is."""

@@ -20,7 +20,8 @@ from hvdlite.negotiation.rows import Rows
 from hvdlite.negotiation.unnamed import Unnamed, signed
 from hvdlite.negotiation.wire import ProtocolError
 
-_MOST_IN_VAIN = 3  # then calls without a name are requested: ranks make them in several ways
+_MOST_IN_VAIN = 3  # then calls without a name are requested for a while: ranks make them in several ways, or are busy
+_LONGEST_WHILE = 4096  # batches
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,6 +63,11 @@ class InFlight(Protocol):
 
     def count(self, entry: Entry) -> bool:
         """The same, but if the name is in use, ``entry`` is not in flight any more."""
+
+
+def is_last_of_a_while(batches: int) -> bool:
+    """True for the powers of two, and the multiples of the longest while, so that all ranks try again together."""
+    return not batches % _LONGEST_WHILE or not batches & (batches - 1)
 
 
 class Replica:
@@ -192,6 +198,9 @@ class Replica:
                 rows.append(response.rows)
             if entries:
                 self.batches += 1
+                if is_last_of_a_while(self.batches):
+                    self.cache.know_unnamed()
+                    self.signed_in_vain = 0
                 works.append(Work(entries, rows, self.batches + self.calls))
         if isinstance(decision, Common) and decision.carried_bits:
             works[0].is_carried = True

@@ -178,12 +178,12 @@ def _while_it_connects(interrupted: int, step: int) -> list[str]:
             assert hvd.is_initialized() != bool(at.where), at.where
             if at.where:
                 gc.collect()
-                assert left_since(before) == [], at.where
+                assert (left := left_since(before)) == [], f"{at.where}: {left}"
                 places.append(at.where)
         is_last = _meet(_own_rank() != interrupted or not at.where)
         number += step
     gc.collect()
-    assert left_since(before) == []
+    assert (left := left_since(before)) == [], left
     return places
 
 

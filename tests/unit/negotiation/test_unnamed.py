@@ -14,7 +14,7 @@ from hvdlite.errors import DuplicateName
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Common, Kind, Ready, Request, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
-from hvdlite.negotiation.replica import Replica
+from hvdlite.negotiation.replica import Replica, is_last_of_a_while
 from hvdlite.negotiation.unnamed import Counters, Unnamed, may_be_signed, signed
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Max, Sum
@@ -215,6 +215,23 @@ def test_a_closing_requests_what_was_a_bit_and_after_some_in_a_row_no_call_is_on
         assert bool(replica.cache.unnamed) is may_go_on
         replica.cache.remember(1, signed(OTHERS[0]), ())
         assert len(replica.cache.unnamed) == 2 * may_go_on
+
+
+def test_ranks_that_request_all_calls_try_bits_again_after_the_same_batches() -> None:
+    pair = _Pair()
+    pair.learn(ONE)
+    tried = []
+    for _ in range(2, 10):
+        for replica in pair.replicas:
+            replica.cache.forget_unnamed()
+            replica.signed_in_vain = 3
+        pair.learn(ONE)
+        again = [list(replica.cache.unnamed) for replica in pair.replicas]
+        assert again in ([[], []], [[ONE[1:8]], [ONE[1:8]]])
+        if again[0]:
+            tried += [replica.batches for replica in pair.replicas if replica.signed_in_vain == 0]
+    assert tried == [2, 2, 4, 4, 8, 8]
+    assert [batches for batches in range(4096, 20000) if is_last_of_a_while(batches)] == [4096, 8192, 12288, 16384]
 
 
 def test_a_call_whose_number_the_user_has_in_flight_keeps_its_bit_and_fails_at_a_closing() -> None:
