@@ -169,6 +169,7 @@ def _platform_tag(library: Path) -> str:
 setup(
     packages=[
         *find_packages(include=["hvdlite*"]),
+        "hvdlite_torch",
         *(f"hvdlite.{name}" for name in find_packages(include=["launcher*"])),
     ],
     distclass=NativeDistribution,

@@ -189,6 +189,9 @@ class Settings:
         horovod=True,
         begins="Timeline",
     )
+    torch_default: bool = _setting(
+        False, "torch.distributed uses hvdlite for CPUs where a program names no back end; read as torch is imported"
+    )
     timeline_mark_cycles: bool = _setting(False, "mark the begin of each cycle in the timeline", horovod=True)
 
     log_level: str = _setting(

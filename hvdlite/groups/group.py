@@ -201,6 +201,16 @@ class Group:
             self._calls.number()
         return Unnamed(self.admit(kind, *between), self._counters)
 
+    def next_call(self, purpose: str = "") -> Unnamed:
+        """Returns a placeholder for the number of the next call of any kind, and of any thread.
+
+        For programs that make all calls in the same order on all ranks. If they do not, calls of two kinds meet under
+        one number, which is a Mismatch. Each ``purpose``, with which the names begin, has a counter of its own.
+        """
+        if self._calls is not None:
+            self._calls.number()
+        return Unnamed(("call", purpose), self._counters, purpose)
+
     def admit(self, kind: Kind, *between: Any) -> Counter:
         """Makes this thread the owner of a counter, and returns it. Raises ValueError if another thread owns it."""
         counter = (kind, *between)

@@ -5,10 +5,12 @@ A front end makes an instance with its own adapter; `hvdlite.ops.arrays` has the
 """
 
 from hvdlite.groups.group import Group
+from hvdlite.groups.over_store import leave_group, open_over_store
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.members.ranges import named as named_ranks
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import Kind
 from hvdlite.observe.loading import loading
 from hvdlite.ops.adapter import Adapter, Compressor
 from hvdlite.ops.collectives import Collectives
@@ -49,6 +51,7 @@ __all__ = [
     "Group",
     "GroupHandle",
     "Handle",
+    "Kind",
     "Max",
     "Min",
     "NotAnArray",
@@ -65,9 +68,11 @@ __all__ = [
     "global_process_set",
     "group_of",
     "join",
+    "leave_group",
     "loading",
     "named_ranks",
     "of_array",
+    "open_over_store",
     "poll",
     "synchronize",
     "synchronize_all",

@@ -22,6 +22,7 @@ from hvdlite.negotiation.entry import Allocate, Entry, OnDevice, converted
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
+from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle
@@ -197,9 +198,9 @@ def entry_of(
     asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length, device)
     if known is not None and (request := known.request) == asked:
         nbytes = known.nbytes
-    elif name is None and (known := _known_unnamed(group, asked)) is not None:
+    elif type(name) is not str and (known := _known_unnamed(group, asked)) is not None:
         entry = Entry(known.request, group, address, target, known.nbytes, owner, output, allocate)
-        entry.name = group.unnamed(kind)
+        entry.name = group.unnamed(kind) if name is None else name
         return entry
     else:
         if len(shape) > MAX_DIMENSIONS:
@@ -277,12 +278,14 @@ def _aside(allocate: Allocate | None, streams: Streams) -> Allocate | None:
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
-    """Returns ``name`` and True, or an `Unnamed` and False. Only tensors that the user named are cacheable.
+    """Returns ``name`` and True, or an `Unnamed`, which ``name`` may be, and False. Only names of users are cacheable.
 
     Raises ValueError for an invalid name. ``between`` is as in `Group.unnamed`.
     """
     if name is None:
         return group.unnamed(kind, *between), False
+    if type(name) is Unnamed:
+        return name, False
     if not isinstance(name, str) or len(name) > _LONGEST_NAME:
         raise ValueError(f"a tensor's name must be a string of at most {_LONGEST_NAME} characters, not {name!r:.60}")
     if name.startswith("hvdlite."):

@@ -77,6 +77,7 @@ MAY_START_THREADS = (
     "hvdlite.planes.nccl.watcher",
     "hvdlite.spark.stage",
     "hvdlite.observe.timeline.recording",
+    "hvdlite.torch.distributed.work",
 )
 # What NVIDIA's libraries, the dynamic linker, guests and scripts read is no setting of hvdlite's.
 MAY_READ_ENVIRONMENT = (
@@ -90,6 +91,7 @@ MAY_READ_ENVIRONMENT = (
     "hvdlite.running.caller",
     "hvdlite.hosted.joining",
     "hvdlite.horovod.checks",
+    "hvdlite.torch.door",  # imports nothing of hvdlite
 )
 
 SOURCES = [path for path in files(".py") if path.parts[0] in ("hvdlite", "launcher")]

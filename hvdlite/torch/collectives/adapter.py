@@ -31,6 +31,11 @@ def dtype_of(dtype: torch.dtype) -> DType:
     return _DTYPES[dtype]
 
 
+def supports(dtype: torch.dtype) -> bool:
+    """True if hvdlite has this dtype."""
+    return dtype in _DTYPES
+
+
 class TensorAdapter:
     """Tensors in memory of the CPU or a GPU, whether or not they require a gradient."""
 

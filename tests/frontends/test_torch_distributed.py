@@ -1,0 +1,409 @@
+"""The back end of torch.distributed: every collective, compared with Gloo, in the same processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hvdlite_torch
+import pytest
+import torch
+from torch import distributed
+
+from hvdlite.settings import Start
+from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
+
+_Op = distributed.ReduceOp
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64),
+    *(torch.int8, torch.uint8, torch.int32, torch.int64),
+)
+
+
+def _own(shape: tuple[int, ...] = (3, 2), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor whose elements differ, and between ranks."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(1, count + 1) + distributed.get_rank()).reshape(shape).to(dtype)
+
+
+def _reduced(dtype: torch.dtype = torch.float32, op: Any = _Op.SUM, **where: Any) -> torch.Tensor:
+    tensor = _own(dtype=dtype)
+    distributed.all_reduce(tensor, op=op, **where)
+    return tensor
+
+
+def _calls(size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls by name, each of which returns a result to compare, or raises."""
+    for dtype in _DTYPES:
+        yield f"all_reduce of {dtype}", lambda dtype=dtype: _reduced(dtype)
+    for op in (_Op.MIN, _Op.MAX, _Op.PRODUCT, _Op.AVG):
+        yield f"all_reduce with {op}", lambda op=op: _reduced(op=op)
+    for op in (_Op.BAND, _Op.BOR, _Op.BXOR):
+        yield f"all_reduce with {op}", lambda op=op: _reduced(torch.int64, op)
+    own: list[Callable[[int], Any]] = [
+        *(_broadcast, _broadcast_complex, _all_gather, _all_gather_single, _reduce_scatter, _reduce_scatter_single),
+        *(_all_to_all, _all_to_all_single, _all_to_all_splits, _reduce, _gather, _scatter, _objects, _messages),
+        *(_messages_in_batch, _coalesced, _future, _callback, _scalar, _transposed, _sparse, _empty),
+    ]
+    for call in own:
+        yield call.__name__, lambda call=call: call(size)
+
+
+def _broadcast(size: int) -> Any:
+    tensor = _own()
+    distributed.broadcast(tensor, size - 1)
+    return tensor
+
+
+def _broadcast_complex(size: int) -> Any:
+    tensor = _own(dtype=torch.complex64) * 1j
+    distributed.broadcast(tensor, 1)
+    return tensor
+
+
+def _all_gather(size: int) -> Any:
+    found = [torch.empty(3, 2) for _ in range(size)]
+    distributed.all_gather(found, _own())
+    return found
+
+
+def _all_gather_single(size: int) -> Any:
+    found = torch.empty(3 * size, 2, dtype=torch.bool)
+    distributed.all_gather_single(found, _own() > 3)
+    return found
+
+
+def _reduce_scatter(size: int) -> Any:
+    found = torch.empty(2)
+    distributed.reduce_scatter(found, [_own((2,)) + index for index in range(size)])
+    return found
+
+
+def _reduce_scatter_single(size: int) -> Any:
+    found = torch.empty(2, 3)
+    distributed.reduce_scatter_single(found, _own((2 * size, 3)), op=_Op.MAX)
+    return found
+
+
+def _all_to_all(size: int) -> Any:
+    found = [torch.empty(2, 3) for _ in range(size)]
+    distributed.all_to_all(found, [_own((2, 3)) + index for index in range(size)])
+    return found
+
+
+def _all_to_all_single(size: int) -> Any:
+    found = torch.empty(size, 2, dtype=torch.int32)
+    distributed.all_to_all_single(found, _own((size, 2), torch.int32))
+    return found
+
+
+def _all_to_all_splits(size: int) -> Any:
+    rank = distributed.get_rank()
+    sent, room = [rank + index for index in range(size)], [index + rank for index in range(size)]
+    found = torch.empty(sum(room), 3, dtype=torch.float64)
+    distributed.all_to_all_single(found, _own((sum(sent), 3), torch.float64), room, sent)
+    return found
+
+
+def _reduce(size: int) -> Any:
+    tensor = _own()
+    distributed.reduce(tensor, size - 1)
+    return tensor if distributed.get_rank() == size - 1 else None
+
+
+def _gather(size: int) -> Any:
+    found = [torch.empty(3, 2) for _ in range(size)] if distributed.get_rank() == 0 else None
+    distributed.gather(_own(), found)
+    return found
+
+
+def _scatter(size: int) -> Any:
+    found = torch.empty(3, 2)
+    parts = [_own() * index for index in range(size)] if distributed.get_rank() == 1 else None
+    distributed.scatter(found, parts, src=1)
+    return found
+
+
+def _objects(size: int) -> Any:
+    rank = distributed.get_rank()
+    gathered: list[Any] = [None] * size
+    distributed.all_gather_object(gathered, {"rank": rank, "long": "x" * 1000 * rank})
+    received: list[Any] = [rank, "of", rank]
+    distributed.broadcast_object_list(received, src=size - 1)
+    scattered: list[Any] = [None]
+    distributed.scatter_object_list(scattered, [f"for {each}" for each in range(size)] if rank == 0 else [None] * size)
+    return gathered, received, scattered
+
+
+def _messages(size: int) -> Any:
+    """Of two tags, received in another order."""
+    rank = distributed.get_rank()
+    if rank == 0:
+        works = [distributed.isend(_own() * tag, 1, tag=tag) for tag in (1, 2)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        return None
+    if rank == 1:
+        found = torch.empty(2, 3, 2)
+        for tag in (2, 1):
+            distributed.recv(found[tag - 1], 0, tag=tag)
+        return found
+    return None
+
+
+def _messages_in_batch(size: int) -> Any:
+    rank = distributed.get_rank()
+    found = torch.empty(3, 2)
+    there, here = (rank + 1) % size, (rank - 1) % size
+    operations = [
+        distributed.P2POp(distributed.isend, _own(), there),
+        distributed.P2POp(distributed.irecv, found, here),
+    ]
+    for work in distributed.batch_isend_irecv(operations):
+        work.wait()
+    return found
+
+
+def _coalesced(size: int) -> Any:
+    tensors = [_own() * index for index in range(4)]
+    with distributed._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            distributed.all_reduce(tensor)
+    manager.wait()
+    return tensors
+
+
+def _future(size: int) -> Any:
+    tensors = [_own() * index for index in range(5)]
+    works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
+    ended: list[int] = []
+    futures = []
+    for index, work in enumerate(works):
+        assert work is not None
+
+        def double(future: Any, index: int = index) -> Any:
+            ended.append(index)
+            return future.value()[0] * 2
+
+        futures.append(work.get_future().then(double))
+    doubled = [future.wait() for future in futures]
+    assert ended == [0, 1, 2, 3, 4] or distributed.get_backend() == "gloo"  # which has no order
+    return doubled
+
+
+def _callback(size: int) -> Any:
+    """A callback that makes another call."""
+    tensor, other = _own(), _own() * 3
+    first = distributed.all_reduce(tensor, async_op=True)
+    assert first is not None
+    future = first.get_future().then(lambda _: distributed.all_reduce(other, async_op=True))
+    future.wait().wait()
+    return tensor, other
+
+
+def _scalar(size: int) -> Any:
+    tensor = torch.tensor(float(distributed.get_rank()))
+    distributed.all_reduce(tensor)
+    return tensor
+
+
+def _transposed(size: int) -> Any:
+    """Tensors that are not contiguous, as results and as inputs."""
+    gathered = torch.empty(2, 3 * size).t()
+    inputs = _own((2, 3)).t()
+    parts = list(gathered.split(3))
+    distributed.all_gather(parts, inputs.contiguous())
+    return gathered
+
+
+def _sparse(size: int) -> Any:
+    rank = distributed.get_rank()
+    tensor = torch.sparse_coo_tensor([[rank, size]], [1.0, 2.0], (size + 1,), check_invariants=True)
+    distributed.all_reduce(tensor)
+    return tensor.to_dense()
+
+
+def _empty(size: int) -> Any:
+    tensor = torch.empty(0, 3)
+    distributed.all_reduce(tensor)
+    return tensor
+
+
+def _as_lists(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return result.tolist()
+    return [_as_lists(each) for each in result] if isinstance(result, (list, tuple)) else result
+
+
+def _begin(folder: str, backend: str) -> tuple[int, int]:
+    start = Start.read()
+    distributed.init_process_group(
+        backend, init_method=f"file://{folder}/{backend}", rank=start.rank, world_size=start.size
+    )
+    return start.rank, start.size
+
+
+def _results(folder: str, backend: str) -> dict[str, Any]:
+    _, size = _begin(folder, backend)
+    found = {}
+    for name, call in _calls(size):
+        try:
+            found[name] = _as_lists(call())
+        except Exception:
+            found[name] = traceback.format_exc()
+    distributed.destroy_process_group()
+    return found
+
+
+def _both(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _results(folder, "hvdlite"), _results(folder, "gloo")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_call_has_the_result_of_gloo(size: int, tmp_path: Path) -> None:
+    for outcome in process_ranks(size, _both, str(tmp_path), server=TORCH):
+        ours, gloos = outcome.result()
+        assert not [each for each in ours.values() if str(each).startswith("Traceback")]
+        assert ours == gloos
+
+
+def _trained(backend: str) -> list[float]:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), gradient_as_bucket_view=True, bucket_cap_mb=0.0002
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        torch.manual_seed(100 * step + distributed.get_rank())
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).pow(2).sum().backward()
+        optimizer.step()
+    return [each for parameter in model.parameters() for each in parameter.detach().flatten().tolist()]
+
+
+def _trained_by_both(folder: str) -> list[list[float]]:
+    found = []
+    for backend in ("hvdlite", "gloo"):
+        _begin(folder, backend)
+        found.append(_trained(backend))
+        distributed.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ddp_trains_as_with_gloo(size: int, tmp_path: Path) -> None:
+    models = [outcome.result() for outcome in process_ranks(size, _trained_by_both, str(tmp_path), server=TORCH)]
+    for ours, gloos in models:
+        assert ours == pytest.approx(gloos, rel=1e-5)
+        assert ours == models[0][0]
+
+
+def _differing(folder: str) -> str:
+    rank, _ = _begin(folder, "hvdlite")
+    tensor = torch.ones(2)
+    try:
+        distributed.broadcast(tensor, 0) if rank == 0 else distributed.all_reduce(tensor)
+    except distributed.DistBackendError as error:
+        return str(error)
+    finally:
+        distributed.destroy_process_group()
+    return ""
+
+
+def test_ranks_that_make_different_calls_get_a_mismatch(tmp_path: Path) -> None:
+    for outcome in process_ranks(3, _differing, str(tmp_path), server=TORCH):
+        assert "rank 0 has broadcast; ranks 1, 2 have allreduce" in outcome.result()
+
+
+def _groups(folder: str) -> list[Any]:
+    """Two groups that overlap, a group of Gloo beside them, and ranks outside."""
+    rank, size = _begin(folder, "hvdlite")
+    first, last = distributed.new_group([0, 1]), distributed.new_group([size - 2, size - 1])
+    gloo = distributed.new_group(backend="gloo")
+    found: list[Any] = []
+    for group in (first, last, gloo, None):
+        if group is distributed.GroupMember.NON_GROUP_MEMBER:
+            found.append(None)
+            continue
+        tensor = torch.tensor([float(rank)])
+        distributed.all_reduce(tensor, group=group)
+        found.append(tensor.item())
+    distributed.destroy_process_group()
+    return found
+
+
+def test_groups_of_some_ranks(tmp_path: Path) -> None:
+    found = [outcome.result() for outcome in process_ranks(3, _groups, str(tmp_path), server=TORCH)]
+    assert found == [[1.0, None, 3.0, 3.0], [1.0, 3.0, 3.0, 3.0], [None, 3.0, 3.0, 3.0]]
+
+
+def _again(folder: str) -> float:
+    total = 0.0
+    for number in range(10):
+        place = Path(folder) / str(number)
+        place.mkdir(exist_ok=True)
+        _begin(str(place), "hvdlite")
+        total += _reduced().sum().item()
+        distributed.destroy_process_group()
+    return total
+
+
+def test_a_group_may_be_made_again(tmp_path: Path) -> None:
+    for outcome in process_ranks(2, _again, str(tmp_path), server=TORCH):
+        assert outcome.result() == 10 * (2 * 21 + 6)
+
+
+def _lost(folder: str) -> str:
+    rank, _ = _begin(folder, "hvdlite")
+    _reduced()
+    if rank == 1:
+        os._exit(0)
+    try:
+        while True:
+            _reduced()
+    except distributed.DistBackendError as error:
+        return str(error)
+
+
+def test_a_rank_that_is_lost_is_named_on_the_others(tmp_path: Path) -> None:
+    outcomes = process_ranks(3, _lost, str(tmp_path), server=TORCH)
+    for rank in (0, 2):
+        assert "rank 1" in outcomes[rank].result()
+
+
+_CHECKS = """
+import sys, time
+import torch
+assert torch.distributed.Backend.HVDLITE == "hvdlite"
+assert not [name for name in sys.modules if name.partition(".")[0] == "hvdlite"]
+from hvdlite_torch import register
+register()  # again, without an effect
+print(torch.distributed.Backend.default_device_backend_map["cpu"])
+"""
+
+
+def _default(**environ: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HVDLITE")} | environ
+    return subprocess.run(
+        [sys.executable, "-c", _CHECKS], env=environ, capture_output=True, check=True, text=True
+    ).stdout.strip()
+
+
+def test_torch_knows_the_back_end_and_imports_nothing_for_it() -> None:
+    assert _default() == "gloo"
+    assert _default(HVDLITE_TORCH_DEFAULT="1") == "hvdlite"
+
+
+def test_what_torch_calls_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "Backend", None)
+    hvdlite_torch.register()
+    monkeypatch.setattr(distributed, "is_available", lambda: False)
+    hvdlite_torch.register()
