@@ -57,21 +57,29 @@ def open_over_store(store: Store, ranks: Sequence[int], rank: int, server: str, 
             "salt": secrets.token_hex(_KEY_BYTES),
         }
     )
-    salt = bytes.fromhex(str(offers[0]["salt"]))
+    try:
+        salt = bytes.fromhex(offers[0]["salt"])
+        hosts = tuple(Host(str(each["hostid"]), str(each["host"]), not each["without_native"]) for each in offers)
+        reaches = [str(each["reach"]) for each in offers]
+    except (KeyError, TypeError, ValueError):
+        odd = next((each for each, offer in enumerate(offers) if not _is_offer(offer)), 0)
+        raise HorovodInternalError(f"what rank {odd} has put into the store is no offer") from None
     if len(salt) != _KEY_BYTES:
         raise HorovodInternalError(f"the key of rank 0 in the store has {len(salt)} bytes, not {_KEY_BYTES}")
     key = hmac.digest(bytes.fromhex(start.secret), salt, hashlib.sha256) if start.secret else salt
-    hosts = tuple(Host(str(each["hostid"]), str(each["host"]), not each["without_native"]) for each in offers)
     membership = Membership(rank, tuple(ranks), hosts, 0, key)
     if not options.address and not membership.is_one_host:
-        found = own_address(rank, [host.id for host in hosts], [str(each["reach"]) for each in offers])
-        options = replace(options, address=found)
+        options = replace(options, address=own_address(rank, [host.id for host in hosts], reaches))
     return Group.open(membership, options, exchange, scope, arena_part(membership, options))
 
 
 def leave_group(group: Group, limit_s: float) -> None:
     """Leaves ``group``. What all ranks have agreed on still runs for ``limit_s``; all else fails, on all ranks."""
     group.end(EndKind.LEFT, Scope.of(limit_s))
+
+
+def _is_offer(offer: Any) -> bool:
+    return isinstance(offer, dict) and {"salt", "hostid", "host", "without_native", "reach"} <= offer.keys()
 
 
 def _exchange(store: Store, size: int, rank: int) -> Exchange:
