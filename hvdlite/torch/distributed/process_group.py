@@ -8,17 +8,19 @@ number, all of them get a Mismatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 from torch import distributed
 
+from hvdlite.errors import HvdError
 from hvdlite.ops import Average, Group, GroupHandle, Handle, Kind, Max, Min, Product, Sum, leave_group
 from hvdlite.ops.submit import NOTHING, Reduction, entry_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, supports
 from hvdlite.torch.collectives.tensors import collectives
-from hvdlite.torch.distributed.work import Futures, Result, Work, Works, given, nothing
+from hvdlite.torch.distributed.work import Futures, Result, Work, Works, given, is_done_within, nothing
 
 _Op = distributed.ReduceOp
 _OPS: Final = ((_Op.SUM, Sum), (_Op.AVG, Average), (_Op.MIN, Min), (_Op.MAX, Max), (_Op.PRODUCT, Product))
@@ -95,7 +97,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     # ---- the end
 
     def shutdown(self) -> None:
-        """Leaves the group. Calls that are in flight on all ranks still run."""
+        """Leaves the group once all ranks leave it, since others may still send each other messages.
+
+        Leaves it at once if another rank makes a call instead, which fails, or is lost; and after the timeout.
+        """
+        entry: Any = entry_of(self._group, self._next(), Kind.BARRIER, NOTHING)
+        with suppress(HvdError):
+            self._group.submit_all((entry,))
+            is_done_within(self._group, entry, self._timeout.total_seconds())
         leave_group(self._group, _LEAVE_S)
         self._futures.close()
 

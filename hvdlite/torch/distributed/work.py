@@ -20,32 +20,67 @@ _Base: Any = distributed._Work  # type: ignore[attr-defined]
 
 
 class Futures:
-    """The thread that completes the futures of a group, in the order of their calls. It starts with the first one."""
+    """Threads that complete the futures of a group, in the order of their calls. The first starts with the first one.
+
+    A callback runs in the thread that completes its future, and may wait for a later future. So the next thread goes
+    on as soon as a future is complete, before its callbacks. Usually two threads take turns.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._turn = threading.Semaphore(0)
         self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._parked = 0
+
+    def make(self) -> torch.futures.Future[Result]:
+        """Returns a future for `put`."""
+        future: torch.futures.Future[Result] = torch.futures.Future()
+        future.add_done_callback(lambda _: self._go_on())  # the first callback
+        return future
 
     def put(self, work: Work) -> None:
-        """Has ``work`` completed after those before it."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+        """Has the future of ``work`` completed."""
         self._works.put(work)
+        with self._lock:
+            if not self._threads:
+                self._start()
 
     def close(self) -> None:
-        """Ends the thread after the works that it has. Call it once the group has ended, so that none of them waits."""
-        self._works.put(None)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        """Ends the threads after the works that they have. To be called once the group has ended."""
+        if self._threads:
+            self._works.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _go_on(self) -> None:
+        with self._lock:
+            if not self._wake_next():
+                self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _wake_next(self) -> bool:
+        is_parked = self._parked > 0
+        if is_parked:
+            self._parked -= 1
+            self._turn.release()
+        return is_parked
 
     def _serve(self) -> None:
         while (work := self._works.get()) is not None:
             work.complete()
+            with self._lock:
+                self._parked += 1
+            self._turn.acquire()
+        self._works.put(None)  # for the next thread
+        with self._lock:
+            self._wake_next()
 
 
 class _Waiter:
@@ -69,7 +104,7 @@ class Work(_Base):  # type: ignore[misc]
         self,
         group: Group,
         futures: Futures,
-        handle: Handle[Any] | GroupHandle[Any],
+        handle: Handle[Any] | GroupHandle[Any] | None,
         finish: Callable[[Any], Result],
         sender: int = -1,
     ) -> None:
@@ -89,7 +124,7 @@ class Work(_Base):  # type: ignore[misc]
         with self._lock:
             if self._finish is not None:
                 try:
-                    self._result = self._finish(synchronize(self._handle))
+                    self._result = self._finish(None if self._handle is None else synchronize(self._handle))
                 except HvdError as error:
                     self._error = distributed.DistBackendError(str(error))
                     self._error.__cause__ = error
@@ -116,12 +151,8 @@ class Work(_Base):  # type: ignore[misc]
         return True
 
     def _is_done_within(self, seconds: float) -> bool:
-        handles = self._handle.handles if isinstance(self._handle, GroupHandle) else (self._handle,)
-        for handle in handles:
-            waiter = _Waiter()
-            if self._group.watch(handle, waiter) and not waiter.event.wait(seconds):
-                return False
-        return True
+        handles: Sequence[Any] = self._handle.handles if isinstance(self._handle, GroupHandle) else (self._handle,)
+        return all(is_done_within(self._group, handle, seconds) for handle in handles)
 
     def synchronize(self) -> None:
         self.wait()
@@ -131,12 +162,12 @@ class Work(_Base):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
+            self._future = self._futures.make()
         self._futures.put(self)
         return self._future
 
     def is_completed(self) -> bool:
-        return self._finish is None or self._handle.has_result
+        return self._finish is None or self._handle is None or self._handle.has_result
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -163,9 +194,7 @@ class Works(Work):
     """Several calls as one."""
 
     def __init__(self, group: Group, futures: Futures, works: Sequence[Work]) -> None:
-        super().__init__(
-            group, futures, GroupHandle([]), lambda output: [each for work in works for each in work.result()]
-        )
+        super().__init__(group, futures, None, lambda output: [each for work in works for each in work.result()])
         self._works = works
 
     def complete(self) -> None:
@@ -178,6 +207,12 @@ class Works(Work):
 
     def _is_done_within(self, seconds: float) -> bool:
         return all(work._is_done_within(seconds) for work in self._works)
+
+
+def is_done_within(group: Group, handle: Handle[Any], seconds: float) -> bool:
+    """Waits for ``handle``. False if it is not done after ``seconds``."""
+    waiter = _Waiter()
+    return not group.watch(handle, waiter) or waiter.event.wait(seconds)
 
 
 def nothing(output: Any) -> Result:
