@@ -36,18 +36,20 @@ class Store(Protocol):
 
     def set(self, key: str, value: str, /) -> object: ...
     def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
 
 
 def open_over_store(store: Store, ranks: Sequence[int], rank: int, server: str, limit_s: float) -> Group:
     """Opens the group of ``ranks``, numbers in the job, as its member ``rank``, counted from 0.
 
-    No other group may use ``store``, or the prefix that it stands for. ``server`` is the address of the store's host,
-    or empty. The group's key is derived from that of the job; if there is none, rank 0 makes one, which the others read
-    from the store. Raises HorovodInternalError on all ranks if they cannot connect within ``limit_s``.
+    No group of other ranks may use ``store``, or the prefix that it stands for. ``server`` is the address of the
+    store's host, or empty. The group's key is derived from that of the job; if there is none, rank 0 makes one, which
+    the others read from the store. Raises HorovodInternalError on all ranks if they cannot connect within ``limit_s``.
     """
     start, options = Start.read(), Settings.read()
     scope = Scope.of(limit_s)
-    exchange = _exchange(store, len(ranks), rank)
+    # The groups that a program makes one after the other may have the same prefix.
+    exchange = _exchange(store, f"{store.add(f'groups/{rank}', 1)}/", len(ranks), rank)
     offers = exchange(
         {
             "host": start.hostname or socket.gethostname(),
@@ -78,17 +80,22 @@ def leave_group(group: Group, limit_s: float) -> None:
     group.end(EndKind.LEFT, Scope.of(limit_s))
 
 
+def exit_group(group: Group, limit_s: float) -> None:
+    """Ends the part of this process, which is about to exit, in ``group``."""
+    group.end(EndKind.EXITED, Scope.of(limit_s))
+
+
 def _is_offer(offer: Any) -> bool:
     return isinstance(offer, dict) and {"salt", "hostid", "host", "without_native", "reach"} <= offer.keys()
 
 
-def _exchange(store: Store, size: int, rank: int) -> Exchange:
+def _exchange(store: Store, prefix: str, size: int, rank: int) -> Exchange:
     rounds = itertools.count()
 
     def exchange(offer: Any) -> list[Any]:
-        number = next(rounds)
-        store.set(f"{number}/{rank}", json.dumps(offer))
-        return [_read(store, f"{number}/{other}", other) for other in range(size)]
+        place = f"{prefix}{next(rounds)}/"
+        store.set(f"{place}{rank}", json.dumps(offer))
+        return [_read(store, f"{place}{other}", other) for other in range(size)]
 
     return exchange
 
@@ -102,5 +109,5 @@ def _read(store: Store, key: str, rank: int) -> Any:
         raise HorovodInternalError(f"rank {rank} has put {len(found)} bytes into the store, at most {_MOST_BYTES} fit")
     try:
         return json.loads(found)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HorovodInternalError(f"what rank {rank} has put into the store is no JSON") from None

@@ -5,7 +5,7 @@ A front end makes an instance with its own adapter; `hvdlite.ops.arrays` has the
 """
 
 from hvdlite.groups.group import Group
-from hvdlite.groups.over_store import leave_group, open_over_store
+from hvdlite.groups.over_store import exit_group, leave_group, open_over_store
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.members.ranges import named as named_ranks
 from hvdlite.negotiation.entry import Entry
@@ -65,6 +65,7 @@ __all__ = [
     "address_of",
     "barrier",
     "element_type",
+    "exit_group",
     "global_process_set",
     "group_of",
     "join",

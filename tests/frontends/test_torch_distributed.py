@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -453,6 +454,124 @@ def _differing(folder: str) -> str:
 def test_ranks_that_make_different_calls_get_a_mismatch(tmp_path: Path) -> None:
     for outcome in process_ranks(3, _differing, str(tmp_path), server=TORCH):
         assert "rank 0 has broadcast; ranks 1, 2 have allreduce" in outcome.result()
+
+
+def _odd_programs(folder: str) -> None:
+    rank, _ = _begin(folder, "hvdlite")
+    _wait_for_the_second_first(rank)
+    _ask_whether_it_is_done()
+    _reduce_what_has_a_gradient(rank)
+    _exchange_nothing(rank)
+    slow = distributed.all_reduce(_own(), async_op=True)
+    assert slow is not None
+    is_over = threading.Event()
+    slow.get_future().then(lambda _: is_over.wait())
+    is_over.set()
+    distributed.destroy_process_group()  # while a callback may be running
+    assert not [each for each in threading.enumerate() if each.name.startswith("hvdlite-futures")]
+
+
+def _wait_for_the_second_first(rank: int) -> None:
+    """Rank 0 waits for a call before it sends what another call of it waits for."""
+    tensor, total = torch.zeros(2), torch.ones(2)
+    if rank == 0:
+        first = distributed.irecv(tensor, 1)
+        second = distributed.all_reduce(total, async_op=True)
+        assert first is not None
+        assert second is not None
+        first.get_future()
+        second.get_future()
+        second.wait()
+        distributed.send(total, 1)
+        first.wait()
+        assert tensor.tolist() == [2, 2]
+    else:
+        distributed.all_reduce(total)
+        distributed.recv(tensor, 0)
+        distributed.send(tensor, 0)
+
+
+def _ask_whether_it_is_done() -> None:
+    for _ in range(50):
+        work = distributed.all_reduce(_own(), async_op=True)
+        assert work is not None
+        work.get_future()
+        while not work.is_success():
+            pass
+    found = [torch.zeros(2) for _ in range(2)]
+    work = distributed.all_gather(found, torch.ones(2), async_op=True)
+    assert work is not None
+    while not work.is_completed():
+        pass
+    assert [each.tolist() for each in found] == [[1, 1], [1, 1]]
+
+
+def _reduce_what_has_a_gradient(rank: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    loss = (weight * 3).sum()
+    distributed.reduce(loss, 0)
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3, 3, 3]
+    image = torch.nn.Parameter(torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last))
+    distributed.broadcast(image, 1)
+    assert image.sum() == 96
+    with torch.inference_mode():
+        turned = torch.ones(2, 2).t()
+        work = distributed.all_reduce(turned, async_op=True)
+        assert work is not None
+        work.get_future()
+        work.wait()
+        assert turned.tolist() == [[2, 2], [2, 2]]
+
+
+def _exchange_nothing(rank: int) -> None:
+    found = torch.empty(2, 3)
+    sent = torch.ones(4 * rank, 3)
+    distributed.all_to_all_single(found, sent, [0, 2], [2 * rank, 2 * rank])
+    assert found.sum() == 6
+    distributed.all_to_all([torch.empty(0)] * 2, [torch.empty(0)] * 2)
+    turned = torch.empty(2, dtype=torch.complex64)
+    distributed.all_to_all_single(turned, torch.ones(2, dtype=torch.complex64) * 1j)
+    assert turned.tolist() == [1j, 1j]
+
+
+def test_odd_programs(tmp_path: Path) -> None:
+    for outcome in process_ranks(2, _odd_programs, str(tmp_path), server=TORCH):
+        outcome.result()
+
+
+_ENDS = """
+import os, sys, torch
+from torch import distributed
+distributed.init_process_group("hvdlite")
+if sys.argv[1] == "lost":
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    if distributed.get_rank() == 1:
+        os._exit(0)
+    try:
+        while True:
+            model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        assert "rank 1" in str(error), error
+    os._exit(0)
+for _ in range(5):  # under one prefix of the store, and the last one is not destroyed
+    distributed.all_reduce(torch.ones(4), async_op=True).get_future().wait()
+    if _ < 4:
+        distributed.destroy_process_group()
+        distributed.init_process_group("hvdlite")
+"""
+
+
+@pytest.mark.parametrize("how", ["lost", "left open"])
+def test_how_processes_of_torchrun_end(how: str, tmp_path: Path) -> None:
+    """One ends inside a backward of the other; both end without a word."""
+    script = tmp_path / "script.py"
+    script.write_text(_ENDS)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HVDLITE")}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    ended = subprocess.run([*torchrun, str(script), how], env=environ, capture_output=True, check=False, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def _leaving(folder: str) -> str:

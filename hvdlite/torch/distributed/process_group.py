@@ -7,6 +7,9 @@ number, all of them get a Mismatch.
 
 from __future__ import annotations
 
+import atexit
+import math
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,15 +19,17 @@ import torch
 from torch import distributed
 
 from hvdlite.errors import HvdError
-from hvdlite.ops import Average, Group, GroupHandle, Handle, Kind, Max, Min, Product, Sum, leave_group
+from hvdlite.ops import Average, Group, GroupHandle, Handle, Kind, Max, Min, Product, Sum, exit_group, leave_group
 from hvdlite.ops.submit import NOTHING, Reduction, entry_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, supports
 from hvdlite.torch.collectives.tensors import collectives
-from hvdlite.torch.distributed.work import Futures, Result, Work, Works, given, is_done_within, nothing
+from hvdlite.torch.distributed.work import Futures, Result, Work, Works, backend_error, given, is_done_within, nothing
 
 _Op = distributed.ReduceOp
 _OPS: Final = ((_Op.SUM, Sum), (_Op.AVG, Average), (_Op.MIN, Min), (_Op.MAX, Max), (_Op.PRODUCT, Product))
 _LEAVE_S: Final = 5.0  # for what is in flight on all ranks
+_EXIT_S: Final = 1.0
+_open: Final = weakref.WeakSet["ProcessGroup"]()
 _adapter: Final = TensorAdapter()
 _Base: Any = distributed.ProcessGroup  # whose methods also have the forms that other back ends take from C++
 _BITWISE: Final[tuple[tuple[Any, Callable[..., torch.Tensor]], ...]] = (
@@ -46,6 +51,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._description = ""
         self._coalesced: list[Work] | None = None
         self._calls = 0
+        _open.add(self)
 
     # ---- what torch asks about the group
 
@@ -107,11 +113,18 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             is_done_within(self._group, entry, self._timeout.total_seconds())
         leave_group(self._group, _LEAVE_S)
         self._futures.close()
+        _open.discard(self)
 
     def abort(self) -> None:
         """Leaves the group now. Calls in flight fail, on the other ranks too."""
         leave_group(self._group, 0.0)
         self._futures.close()
+        _open.discard(self)
+
+    def exit(self) -> None:
+        """Ends the part of a process that exits without a word: no thread may be in C++ when Python ends."""
+        exit_group(self._group, _EXIT_S)
+        self._futures.close(_EXIT_S)
 
     # ---- collectives
 
@@ -123,13 +136,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if (combine := _bitwise(opts.reduceOp)) is not None:
             return self._reduced_here(tensor, combine, opts)
         into, back = _writable(tensor)
-        handle = collectives.draft("allreduce_", self._group, into, name=self._next(), **_reduction(opts.reduceOp))
+        handle = collectives.draft(
+            "allreduce_", self._group, _real(into), name=self._next(), **_reduction(opts.reduceOp)
+        )
         return self._start(handle, opts, back)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         opts = opts or distributed.AllreduceCoalescedOptions()
         pairs = [_writable(tensor) for tensor in tensors]
-        into = [each for each, _ in pairs]
+        into = [_real(each) for each, _ in pairs]
         reduction = _reduction(opts.reduceOp)
         handle = collectives.draft("grouped_allreduce_", self._group, into, name=self._next(), **reduction)
         return self._start(handle, opts, lambda outputs: [tensor for _, back in pairs for tensor in back(None)])
@@ -150,7 +165,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         is_root = opts.rootRank == self._group.rank
         root = self._group.ranks[opts.rootRank]
         reduction = _reduction(opts.reduceOp)
-        flat = tensor.contiguous().reshape(-1)
+        flat = _real(tensor.contiguous()).reshape(-1)
         handle = collectives.draft("reduce", self._group, flat, root_rank=root, name=self._next(), **reduction)
         return self._start(handle, opts, lambda output: _copied([tensor], [output]) if is_root else [tensor])
 
@@ -169,7 +184,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[torch.Tensor, int]:
             # Where ranks differ in their numbers of elements, the result goes elsewhere.
-            found = target if shape[0] == len(target) else torch.empty(shape, dtype=target.dtype)
+            found = target if shape[0] == len(target) else torch.empty(shape, dtype=target.dtype, device="cpu")
             return found, found.data_ptr()
 
         def finish(found: torch.Tensor) -> Result:
@@ -191,10 +206,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             count, first = output.numel(), self._group.rank * output.numel()
             return self._reduced_here(whole, combine, opts, lambda: _copied([output], [whole[first : first + count]]))
         into, back = _writable(output)
-        target, reduction = into.reshape(-1), _reduction(opts.reduceOp)
+        target, reduction = _real(into).reshape(-1), _reduction(opts.reduceOp)
         scales: Reduction = (reduction["op"], reduction.get("prescale_factor", 1.0), 1.0)
         address, *_ = _adapter.buffer(target, True)
-        source = _adapter.buffer(tensor.contiguous().reshape(-1))
+        source = _adapter.buffer(_real(tensor.contiguous()).reshape(-1))
         entry: Any = entry_of(self._group, self._next(), Kind.REDUCESCATTER, source, address, target, scales)
         return self._start(entry, opts, back)
 
@@ -221,9 +236,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             raise ValueError(f"all_to_all: input_split_sizes {counts} are not {size} parts of {rows} rows")
         into, back = _writable(output)
         expected = tuple(output_splits) or (len(output) // size,) * size
-        flat = _plain(tensor.contiguous()).reshape(rows, -1) if rows else _plain(tensor).reshape(0, 1)
+        width = math.prod(tensor.shape[1:]) * _width(tensor.dtype)
         target = _plain(into).reshape(len(into), -1) if into.numel() else into
-        return self._all_to_all(flat, counts, target, expected, opts, back)
+        return self._all_to_all(_plain(tensor).reshape(rows, width), counts, target, expected, opts, back)
 
     def _all_to_all(
         self,
@@ -248,10 +263,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def alltoall(self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         flat = _joined(tensors)
-        target = torch.empty(sum(each.numel() for each in outputs), dtype=flat.dtype)
+        target = torch.empty(sum(each.numel() for each in outputs), dtype=flat.dtype, device="cpu")
         sent, room = [each.numel() for each in tensors], [each.numel() for each in outputs]
         rows, into = _plain(flat), _plain(target)
-        width = len(rows) // max(1, flat.numel())
+        width = _width(flat.dtype)
 
         def finish(output: Any) -> Result:
             return _copied(outputs, torch.split(target, room))
@@ -278,7 +293,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         (output,) = outputs
         is_root = opts.rootRank == self._group.rank
         root = self._group.ranks[opts.rootRank]
-        flat = _plain(_joined(tensors[0])) if is_root else _plain(torch.empty(0, dtype=output.dtype))
+        if is_root and any(part.numel() != output.numel() for part in tensors[0]):
+            raise ValueError(f"scatter: all parts must be of the size of the output, {output.numel()} elements")
+        flat = _plain(_joined(tensors[0])) if is_root else _plain(torch.empty(0, dtype=output.dtype, device="cpu"))
         handle = collectives.draft("scatter", self._group, flat, root_rank=root, name=self._next())
         return self._start(handle, opts, lambda received: _divided(received, [output], output))
 
@@ -355,10 +372,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> Work:
         """Submits ``handle``. A call that is not asynchronous is done when this returns."""
         entries: Any = handle.handles if isinstance(handle, GroupHandle) else (handle,)
-        if opts is None or opts.asyncOp or self._coalesced is not None:
-            self._group.submit_all(entries)
-        else:
-            self._group.run_all(entries)
+        try:
+            if opts is None or opts.asyncOp or self._coalesced is not None:
+                self._group.submit_all(entries)
+            else:
+                self._group.run_all(entries)
+        except HvdError as error:
+            raise backend_error(error) from error
         work = Work(self._group, self._futures, handle, finish, sender)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -419,20 +439,30 @@ def _of(tensor: torch.Tensor) -> str:
 
 def _writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[Any], Result]]:
     """Returns a contiguous tensor to write into, and what then makes ``tensor`` of it."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if tensor.is_contiguous():
         return tensor, given([tensor])
-    dense = tensor.contiguous()
+    dense = tensor.detach().contiguous()
     return dense, lambda _: _copied([tensor], [dense])
 
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a complex tensor as pairs of numbers, which are added one by one."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _typed(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns ``tensor``, which is contiguous, or its bytes if hvdlite lacks its dtype."""
+    """Returns ``tensor``, contiguous, or its bytes if hvdlite lacks its dtype."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor if supports(tensor.dtype) else tensor.reshape(-1).view(torch.uint8)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return _typed(tensor).reshape(-1)
+
+
+def _width(dtype: torch.dtype) -> int:
+    """The elements that `_plain` makes of one."""
+    return 1 if supports(dtype) else dtype.itemsize
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -452,3 +482,9 @@ def _divided(output: torch.Tensor, into: Sequence[torch.Tensor], like: torch.Ten
     if len(whole) != sum(counts):
         raise ValueError(f"the ranks have {len(whole)} elements together, but the tensors for them {sum(counts)}")
     return _copied(into, torch.split(whole, counts))
+
+
+@atexit.register
+def _exit() -> None:
+    for group in list(_open):
+        group.exit()

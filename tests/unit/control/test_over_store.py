@@ -28,6 +28,9 @@ class _Store(dict[str, bytes]):
             self[key.removeprefix("k")] = value.encode()
             self._is_new.notify_all()
 
+    def add(self, key: str, amount: int) -> int:
+        return amount  # each rank opens one group
+
     def get(self, key: str) -> Any:  # type: ignore[override]
         with self._is_new:
             if not self._is_new.wait_for(lambda: key in self, PATIENCE_S):
@@ -69,7 +72,7 @@ def test_ranks_meet_and_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_lies_in_the_store_is_checked(forged: bytes, reason: str) -> None:
     with pytest.raises(HorovodInternalError, match=reason):
-        _open_alone(_Store(k0_0=forged))
+        _open_alone(_Store(k1_0_0=forged))
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +80,5 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         def get(self, key: str) -> Any:
             raise TimeoutError(f"no {key}")
 
-    with pytest.raises(HorovodInternalError, match="rank 0 has not come to the store: no 0/0"):
+    with pytest.raises(HorovodInternalError, match="rank 0 has not come to the store: no 1/0/0"):
         _open_alone(Silent())
