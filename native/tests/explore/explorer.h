@@ -32,7 +32,7 @@ struct Program {
   int crashes = 0;                             // 1 if a thread may die, before any step
   std::function<void()> rescue;                // a thread that begins after a crash
   int preemptions = kAny;                      // the most switches away from a thread that could go on
-  int stale = kAny;  // the most loads that return no latest value. At 0, not all races are found.
+  int stale = kAny;                            // the most loads that return an old value; at 0, races may be missed
   Fault fault = Fault::kNone;
 };
 
