@@ -429,7 +429,6 @@ const std::vector<Case> kSoon = {
     {2, 1, 2, 0, kAny, 0, false, 2},
     {2, 1, 4, 0, kAny, 0, false, 0, false, true},
     patient({3, 1, 2, 0}),
-    patient({3, 2, 2, 0}),
     patient({3, 2, 1, 0, kAny, 1}),
     patient({3, 1, 1, 0, kAny, 0, false, 1}),
     patient({3, 1, 3, 0, kAny, 0, false, 0, false, true}),
@@ -457,6 +456,7 @@ const std::vector<Case> kSoon = {
 // Ten minutes.
 const std::vector<Case> kLong = {
     // All orders.
+    patient({3, 2, 2, 0}),
     patient({3, 2, 2, 0, kAny, 1}),
     {3, 1, 2, 0},
     {3, 2, 1, 0},
